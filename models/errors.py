@@ -112,6 +112,10 @@ class PartitionError(ServingError):
     """A partition could not be created, reached or kept."""
 
 
+class WorkerGone(PartitionError):
+    """The worker of a partition takes no more batches: its loss is reported, but the scheduler may not know it yet."""
+
+
 class InfeasibleLayout(PartitionError):
     """The wanted instances do not fit on a GPU together."""
 

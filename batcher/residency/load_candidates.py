@@ -112,7 +112,7 @@ class LoadCandidates:
         able = [memory for memory in self._memories.values() if memory.may_hold(model)]
         if not able or model.config.key in self._residency.retired:
             return _refusal(model, RefusalCause.TOO_LARGE)
-        absent = [memory for memory in able if self._is_absent(memory, model.config.key, now_ns)]
+        absent = [memory for memory in able if self._is_absent(memory, model.config.key)]
         willing = [
             memory
             for memory in absent
@@ -137,10 +137,10 @@ class LoadCandidates:
         return _refusal(model, RefusalCause.DOWN, passing)
 
     @staticmethod
-    def _is_absent(memory: PartitionMemory, key: str, now_ns: int) -> bool:
+    def _is_absent(memory: PartitionMemory, key: str) -> bool:
         """True if a running partition that is not closed neither holds nor loads a model."""
         partition = memory.partition
-        held = key in partition.models or memory.ready_ns(key, now_ns) is not None
+        held = key in partition.models or memory.is_loading(key)
         return partition.ready and not partition.closed and partition.group is not None and not held
 
     def _load_ns(self, memory: PartitionMemory, model: ModelState, ahead_ns: Mapping[str, int]) -> int:

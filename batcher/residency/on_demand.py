@@ -367,8 +367,12 @@ class OnDemandLoader:
     def _coming_ns(self, model: ModelState, now_ns: int) -> int | None:
         """When a load in progress ends; None for a model that is not being loaded."""
         key = model.config.key
-        times_ns = (memory.ready_ns(key, now_ns) for memory in self.memories.values())
-        return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
+        found: int | None = None
+        for name in self._residency.loaders(key):
+            if (memory := self.memories.get(name)) is not None:
+                ready_ns = memory.ready_ns(key, now_ns)
+                found = ready_ns if found is None else min(found, ready_ns)
+        return found
 
     def _load_ns(self, model: ModelState) -> int:
         return max((memory.load_ns(model, self._config.load_ns) for memory in self.memories.values()), default=0)

@@ -111,10 +111,12 @@ class PartitionMemory:
         """When all loads in progress are expected to end."""
         return max(now_ns, max(self._ready_ns.values(), default=0))
 
-    def ready_ns(self, key: str, now_ns: int) -> int | None:
-        """When a load in progress is expected to end; None for a model that is not being loaded."""
-        if key not in self._loading:
-            return None
+    def is_loading(self, key: str) -> bool:
+        """True if an ordered load of a model has not ended."""
+        return key in self._loading
+
+    def ready_ns(self, key: str, now_ns: int) -> int:
+        """When a load in progress is expected to end."""
         return max(self._ready_ns.get(key, 0), now_ns)
 
     def ordered(self, key: str, ready_ns: int, now_ns: int) -> None:

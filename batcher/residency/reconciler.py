@@ -1,6 +1,6 @@
 """The reconciler of model placement: loads and unloads until partitions hold their planned models."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from typing import NamedTuple
 
 from sluice.batcher.fleet.fleet import Fleet
@@ -24,6 +24,55 @@ class _Failure(NamedTuple):
     retry_ns: int
 
 
+class _LoadsInProgress:
+    """The ordered loads that have not ended, by partition and by model."""
+
+    __slots__ = ("_by_model", "_by_partition")
+
+    def __init__(self, partitions: Iterable[str]) -> None:
+        self._by_partition: dict[str, dict[str, None]] = {name: {} for name in partitions}
+        self._by_model: dict[str, dict[str, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_model)
+
+    @property
+    def models(self) -> Collection[str]:
+        """All models that are being loaded."""
+        return self._by_model.keys()
+
+    def of(self, partition: str) -> Set[str]:
+        """The models that a partition is loading; a view."""
+        return self._by_partition[partition].keys()
+
+    def first_of(self, partition: str) -> str | None:
+        """The model whose load a partition was ordered first, of those that have not ended; None if it loads none."""
+        return next(iter(self._by_partition[partition]), None)
+
+    def partitions_of(self, model: str) -> Collection[str]:
+        """The partitions that are loading a model."""
+        return self._by_model.get(model, ())
+
+    def begin(self, partition: str, model: str) -> None:
+        """Add a load."""
+        self._by_partition[partition][model] = None
+        self._by_model.setdefault(model, {})[partition] = None
+
+    def end(self, partition: str, model: str) -> None:
+        """Remove a load; one that is not there is no error."""
+        if model in self._by_partition[partition]:
+            del self._by_partition[partition][model]
+            loaders = self._by_model[model]
+            del loaders[partition]
+            if not loaders:
+                del self._by_model[model]
+
+    def lost(self, partition: str) -> None:
+        """Remove all loads of a partition."""
+        for model in list(self._by_partition[partition]):
+            self.end(partition, model)
+
+
 class ResidencyReconciler:
     """Loads first; once everything is loaded (or failed), unloads the models that belong elsewhere.
 
@@ -40,7 +89,7 @@ class ResidencyReconciler:
         self.retired: set[str] = set()
         self._desired: dict[str, frozenset[str]] = {}
         self._extra: dict[str, frozenset[str]] = {}
-        self._loading: dict[str, dict[str, None]] = {name: {} for name in fleet.partitions}
+        self._loads = _LoadsInProgress(fleet.partitions)
         self._failures: dict[str, dict[str, _Failure]] = {name: {} for name in fleet.partitions}
         self._orders: list[AnyDecision] = []
         self._order: dict[str, int] = {}  # of the partitions with desired models
@@ -85,11 +134,11 @@ class ResidencyReconciler:
 
     def held(self, name: str) -> frozenset[str]:
         """The models that a partition holds, is loading, or will load once it is up."""
-        return self._fleet.partitions[name].models.union(self._loading[name], self._extra.get(name, _NOTHING))
+        return self._fleet.partitions[name].models.union(self._loads.of(name), self._extra.get(name, _NOTHING))
 
     def pending(self, name: str) -> frozenset[str]:
         """The extra models that a partition has not loaded yet, for which it needs room."""
-        return self._extra.get(name, _NOTHING).difference(self._fleet.partitions[name].models, self._loading[name])
+        return self._extra.get(name, _NOTHING).difference(self._fleet.partitions[name].models, self._loads.of(name))
 
     def replace(self, name: str, model: str, leaving: tuple[str, ...]) -> None:
         """Replace the models in `leaving` on a running partition by a model.
@@ -98,7 +147,7 @@ class ResidencyReconciler:
         """
         if leaving:
             self.unload(name, leaving)
-        self._loading[name][model] = None
+        self._loads.begin(name, model)
         self._orders.append(LoadModel(name, model))
 
     def unload(self, name: str, leaving: tuple[str, ...]) -> None:
@@ -118,7 +167,11 @@ class ResidencyReconciler:
 
     def loading(self, name: str) -> Set[str]:
         """The models that a partition is loading."""
-        return self._loading[name].keys()
+        return self._loads.of(name)
+
+    def loaders(self, model: str) -> Iterable[str]:
+        """The partitions that are loading a model."""
+        return self._loads.partitions_of(model)
 
     def is_barred(self, name: str, model: str, now_ns: int) -> bool:
         """True if a recent load of a model on a partition failed."""
@@ -139,7 +192,7 @@ class ResidencyReconciler:
         self.issue(decisions)
         self._load(now_ns, decisions)
         changed = self._discard(decisions) if self.retired else []
-        if self._may_spare and not any(self._loading.values()):
+        if self._may_spare and not self._loads:
             self._may_spare = False
             changed += self._unload(decisions)
         for name in changed:
@@ -147,7 +200,7 @@ class ResidencyReconciler:
 
     def loaded(self, name: str, model: str, table: LatencyTable, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a partition holds one more model."""
-        self._loading[name].pop(model, None)
+        self._loads.end(name, model)
         self._failures[name].pop(model, None)
         partition = self._fleet.partitions[name]
         self._fleet.learn(model, partition.kind, table)
@@ -157,7 +210,7 @@ class ResidencyReconciler:
 
     def failed(self, name: str, model: str, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a load failed."""
-        self._loading[name].pop(model, None)
+        self._loads.end(name, model)
         self._failures[name][model] = self._failure(name, model, FIRST_RETRY_NS, now_ns)
         self.check(name)
         self.advance(now_ns, decisions)
@@ -168,9 +221,9 @@ class ResidencyReconciler:
         The model that it was loading may be the cause. Its load is retried at once only the first time, since it could
         end one worker after the other.
         """
-        loading = next(iter(self._loading[name]), None)
+        loading = self._loads.first_of(name)
         self._failures[name] = {} if loading is None else {loading: self._failure(name, loading, 0, now_ns)}
-        self._loading[name].clear()
+        self._loads.lost(name)
         self.check(name)
 
     def _failure(self, name: str, model: str, first_ns: int, now_ns: int) -> _Failure:
@@ -187,13 +240,13 @@ class ResidencyReconciler:
         for name in unchecked:
             partition = self._fleet.partitions[name]
             if partition.ready and not partition.closed:
-                for model in sorted(self._wanted(name).difference(partition.models, self._loading[name])):
+                for model in sorted(self._wanted(name).difference(partition.models, self._loads.of(name))):
                     failure = self._failures[name].get(model)
                     if failure is not None and failure.retry_ns > now_ns:
                         left.append(failure)
                         self._unchecked[name] = None
                     else:
-                        self._loading[name][model] = None
+                        self._loads.begin(name, model)
                         decisions.append(LoadModel(name, model))
         self.due_ns = min((each.retry_ns for each in left), default=None)
         self.wake_ns = min((each.retry_ns for each in left if each.delay_ns < LAST_RETRY_NS), default=None)
@@ -221,7 +274,7 @@ class ResidencyReconciler:
                 self._fleet.move(partition, partition.models - self.retired)
                 decisions.extend(UnloadModel(name, model) for model in gone)
                 changed.append(name)
-        left = _NOTHING.union(*self._loading.values(), *(each.models for each in self._fleet.partitions.values()))
+        left = _NOTHING.union(self._loads.models, *(each.models for each in self._fleet.partitions.values()))
         for model in sorted(self.retired - left):
             if not self._fleet.models[model].outstanding:
                 self.retired.remove(model)

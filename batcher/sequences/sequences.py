@@ -259,14 +259,19 @@ class Sequences:
         table.backlog.pop(sequence, None)
         table.resting.pop(sequence, None)
         current = sequence.current
-        if current is not None:
-            del self._of[current]
-            if current.queued or current.retry_group is not None:
-                sequence.waiting.appendleft(current)
+        runs = current is not None and not current.queued and current.retry_group is None
+        if current is not None and not runs:
+            sequence.waiting.appendleft(current)
         for entry in sequence.waiting:
             self._of.pop(entry, None)
             self.ended.append((entry, outcome, reason))
+        sequence.waiting.clear()
         self.movable = [entry for entry in self.movable if entry in self._of]
+        if runs and sequence.host in table.hosts:
+            sequence.has_end = True  # its slot is free once the request has run
+            return
+        if current is not None:
+            self._of.pop(current, None)
         self._free(table, sequence)
 
     def _lose(self, table: _Table, host: PartitionState) -> None:

@@ -54,7 +54,7 @@ from sluice.gateway.runtime.local_stages import LocalStages
 from sluice.gateway.runtime.plan_building import PlanBuilding
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.request_tensors import BatchOutputs
-from sluice.models.errors import PartitionError, RejectedError, RequestError
+from sluice.models.errors import PartitionError, RejectedError, RequestError, WorkerGone
 from sluice.models.units import NS_PER_S
 
 logger = logging.getLogger(__name__)
@@ -490,6 +490,8 @@ class Runtime:
         self._runs.dispatched(batch, members, self._now_ns)
         try:
             self._executor.run(batch)
+        except WorkerGone as error:  # the report of it is in the queue, behind what led to this batch
+            self._enqueue(BatchFailed(batch.batch, FailureCause.WORKER_LOST, str(error)))
         except PartitionError as error:
             self._enqueue(BatchFailed(batch.batch, FailureCause.RESOURCES, f"the batch could not be started: {error}"))
         except Exception as error:  # any error ends this batch and nothing else

@@ -4,13 +4,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from sluice.loadgen.cli import find_max, paper, run, validate_sim
+from sluice.loadgen.cli import find_max, paper, run, schedule, selfcheck, trace, validate_sim
 from sluice.loadgen.cli.options import EPILOG, INVALID, UNREACHABLE, USAGE
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.command_line import Parser
 from sluice.models.errors import ServingError
 
-_COMMANDS = (run, find_max, validate_sim, paper)
+_COMMANDS = (run, find_max, trace, schedule, selfcheck, validate_sim, paper)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from sluice.loadgen.cli.target_options import add_target_options
-from sluice.loadgen.cli.traffic_options import add_traffic_options, arrivals
+from sluice.loadgen.cli.traffic_options import add_traffic_options, with_traffic
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
@@ -58,8 +58,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
-    """The run that the options describe, at a rate."""
-    return RunConfig(
+    """The run that the options describe, at a rate, or at 0 for the one that its arrivals have by themselves."""
+    config = RunConfig(
         target=options.target,
         model=options.model,
         rate=rate,
@@ -76,13 +76,14 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         drain_timeout_s=options.drain_timeout,
         connections=options.connections,
         max_outstanding=options.max_outstanding,
+        procs=options.procs,
         metrics_url=options.metrics_url,
-        arrivals=arrivals(options),
         path=options.path,
         bodies=options.bodies,
         headers=tuple(options.header),
         tls=ClientTls(options.cacert, options.cert, options.key),
     )
+    return with_traffic(config, options)
 
 
 def write_report(file: str | None, content: bytes) -> None:

@@ -1,20 +1,118 @@
-"""The command `loadgen paper`: replays experiments of papers in virtual time."""
+"""The commands `loadgen paper list` and `loadgen paper run`: experiments of papers, played again."""
 
 import argparse
+import os
+import time
+from pathlib import Path
 from typing import Any
 
-from sluice.loadgen.papers.experiment import find_experiments
+import msgspec
+
+from sluice.loadgen.cli.options import INVALID, MET, MISSED
+from sluice.loadgen.papers.experiment import Effort, GateVerdict, PaperExperiment, find_experiments
+from sluice.loadgen.papers.experiment_page import (
+    PlayedExperiment,
+    experiment_text,
+    experiments_json,
+    experiments_page,
+)
+from sluice.models.errors import ConfigError
+from sluice.models.text_table import table_lines
+
+_ALL = "all"
+_EPILOG = "exit codes: 0 all gates met, 1 usage, 2 a gate missed, 4 interrupted"
+_ALIASES = ("packing", "mixed-packing", "shares", "nodes")
+"""Experiments that were commands of their own; `loadgen paper NAME` runs them for one more release."""
 
 
 def add_command(commands: Any) -> None:
-    """Add the command, with a subcommand for each experiment, to the subparsers of `loadgen`."""
-    parser = commands.add_parser("paper", help="replay experiments of papers in virtual time")
-    subcommands = parser.add_subparsers(required=True, metavar="EXPERIMENT")
-    for experiment in find_experiments():
-        subcommand = subcommands.add_parser(experiment.name, help=experiment.summary, description=experiment.summary)
-        subcommand.set_defaults(run=_run, experiment=experiment)
+    """Add the command with its subcommands to the subparsers of `loadgen`."""
+    parser = commands.add_parser("paper", help="play experiments of papers again")
+    subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = subcommands.add_parser("list", help="list the experiments, with their last verdicts")
+    listing.set_defaults(run=_list)
+    running = subcommands.add_parser("run", help="run experiments, and judge them by their gates", epilog=_EPILOG)
+    running.set_defaults(run=_run)
+    running.add_argument("names", nargs="+", metavar="NAME", help=f"an experiment, or {_ALL}")
+    _add_options(running)
+    for name in _ALIASES:
+        alias = subcommands.add_parser(name, help=f"the same as run {name}", epilog=_EPILOG)
+        alias.set_defaults(run=_run, names=[name])
+        _add_options(alias)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--seeds", type=int, default=10, metavar="N", help="runs where chance has a part (default 10)")
+    add("--quick", action="store_true", help="shorter runs: at most 20 s an experiment")
+    add("--json", metavar="FILE", help="also write the findings as JSON")
+    add("--out", metavar="FILE", help="also write a page in Markdown, with the tables behind the findings")
+
+
+def _list(options: argparse.Namespace) -> int:
+    verdicts = _last_verdicts()
+    rows = [(each.name, verdicts.get(each.name, "not run"), each.summary, each.source) for each in find_experiments()]
+    print("\n".join(table_lines([("name", "last verdict", "it shows", "source"), *rows], left=4)))
+    return MET
 
 
 def _run(options: argparse.Namespace) -> int:
-    print(options.experiment.table(), end="")
-    return 0
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds: expected at least 1, got {options.seeds}")
+    effort = Effort(options.seeds, options.quick)
+    for option, file in (("--json", options.json), ("--out", options.out)):
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise ConfigError(f"{option}: expected a file in a folder that exists, got {file}")
+    chosen = _chosen(options.names)
+    played: list[PlayedExperiment] = []
+    interrupted = False
+    try:
+        for experiment in chosen:
+            started_s = time.monotonic()
+            report = experiment.run(effort)
+            played.append(PlayedExperiment(experiment, report, time.monotonic() - started_s))
+            print(experiment_text(played[-1]), flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
+        print(f"INTERRUPTED: {len(played)} of {len(chosen)} experiments have run")
+    if options.json is not None:
+        Path(options.json).write_bytes(experiments_json(played, effort, interrupted=interrupted))
+    if options.out is not None:
+        Path(options.out).write_text(experiments_page(played, effort, interrupted=interrupted), encoding="utf-8")
+    _keep_verdicts(played)
+    if interrupted:
+        return INVALID
+    return MISSED if any(each.report.verdict is GateVerdict.MISSED for each in played) else MET
+
+
+def _chosen(names: list[str]) -> list[PaperExperiment]:
+    known = {each.name: each for each in find_experiments()}
+    if _ALL in names:
+        return list(known.values())
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"paper run: expected {_ALL} or one of {', '.join(known)}, got {name}")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _verdicts_file() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache, "sluice", "experiments.json")
+
+
+def _last_verdicts() -> dict[str, str]:
+    try:
+        return msgspec.json.decode(_verdicts_file().read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.DecodeError):  # none has run yet, or the file is another one's
+        return {}
+
+
+def _keep_verdicts(played: list[PlayedExperiment]) -> None:
+    """Keep the verdicts for `list`; a home that cannot be written is no reason to fail."""
+    verdicts = _last_verdicts() | {each.experiment.name: str(each.report.verdict) for each in played}
+    file = _verdicts_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(msgspec.json.encode(verdicts))
+    except OSError:
+        return

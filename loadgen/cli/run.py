@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
+from sluice.loadgen.cli.progress import progress_line
 from sluice.loadgen.cli.scenario_options import add_scenario_options, scenario_settings
 from sluice.loadgen.reports.document import run_json
 from sluice.loadgen.reports.text import run_text
@@ -22,7 +23,8 @@ def add_command(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     config = run_config(options, options.rate)
-    result = run(msgspec.structs.replace(config, **scenario_settings(options)))
+    with progress_line() as watch:
+        result = run(msgspec.structs.replace(config, **scenario_settings(options)), watch)
     warn(result)
     print(run_text(result), end="")
     write_report(options.json, run_json(result))

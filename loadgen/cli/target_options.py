@@ -2,6 +2,8 @@
 
 import argparse
 
+from sluice.loadgen.run.processes import MAX_PROCESSES, automatic_count
+from sluice.loadgen.target.address import EXPECTED
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.models.command_line import add_connection_options
 
@@ -9,12 +11,22 @@ from sluice.models.command_line import add_connection_options
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where a run's queries go."""
     add = parser.add_argument
-    add("--target", required=True, help="http://, https://, grpc:// or grpcs:// and host:port, or sim:FILE.yaml")
+    add("--target", required=True, help=f"the server: {EXPECTED}")
     add_connection_options(parser)
-    add("--model", required=True, help="name of a model or pipeline")
+    add("--model", default="", help="name of a model or pipeline; without it --mix, or a --trace that names models")
     add("--path", default="", metavar="PATH", help="for a target that does not speak V2: post --bodies to this path")
     bodies = "for --path: a file, or a folder with a file a sample; sent as they are, with the headers of --header"
     add("--bodies", default="", metavar="FILE", help=bodies)
     add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")
     bound = f"most queries waiting and in flight; the next is dropped (default {MAX_OUTSTANDING})"
     add("--max-outstanding", type=int, default=MAX_OUTSTANDING, metavar="N", help=bound)
+    procs = "client processes that share the queries; auto leaves one core to the target (default 1)"
+    add("--procs", type=_processes, default=1, metavar="N", help=procs)
+
+
+def _processes(text: str) -> int:
+    if text == "auto":
+        return automatic_count()
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
+        raise argparse.ArgumentTypeError(f"expected auto or a number from 1 to {MAX_PROCESSES}, got {text!r}")
+    return int(text)

@@ -1,4 +1,4 @@
-"""Experiments of papers, replayed in virtual time beside the published figures: one file an experiment.
+"""Experiments of papers, played again, mostly in virtual time.
 
-A module of this folder that has an `EXPERIMENT` is a subcommand of `loadgen paper`; nothing else lists it.
+A module of this folder that has an `EXPERIMENT` is one of `loadgen paper run`; nothing else lists it.
 """

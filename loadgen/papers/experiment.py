@@ -1,5 +1,6 @@
 """The experiments of papers: a module of this folder registers one as its `EXPERIMENT`."""
 
+import enum
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
@@ -9,12 +10,69 @@ import msgspec
 from sluice.loadgen import papers
 
 
+class GateVerdict(enum.StrEnum):
+    """The verdict on a figure of ours beside the published one."""
+
+    SHOWN = "shown"
+    """No gate is set: the figure is there to be compared."""
+    MET = "met"
+    MISSED = "missed"
+    DIFFERS = "does not reproduce"
+    """The published figure cannot come out, for the reason that the finding gives."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One figure: ours beside the published one, the gate that it has to pass, and the reason of a verdict."""
+
+    quantity: str
+    ours: str
+    published: str = ""
+    gate: str = ""
+    verdict: GateVerdict = GateVerdict.SHOWN
+    why: str = ""
+
+
+class ExperimentReport(msgspec.Struct, frozen=True):
+    """The findings of one run of an experiment, and Markdown tables with what lies behind them."""
+
+    findings: tuple[Finding, ...]
+    tables: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> GateVerdict:
+        """`MISSED` if one gate was missed, `MET` if all were met, and `SHOWN` without any."""
+        verdicts = {finding.verdict for finding in self.findings}
+        for verdict in (GateVerdict.MISSED, GateVerdict.MET):
+            if verdict in verdicts:
+                return verdict
+        return GateVerdict.SHOWN
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """The size of a run: where chance has a part, there are runs with `seeds` seeds; `quick` ones are shorter."""
+
+    seeds: int = 10
+    quick: bool = False
+
+
 class PaperExperiment(msgspec.Struct, frozen=True):
-    """An experiment of a paper as a subcommand: `table` replays it and returns a Markdown table."""
+    """An experiment of a paper: `given` is what is the paper's, and `assumed` what had to be added.
+
+    The same effort gives the same report.
+    """
 
     name: str
     summary: str
-    table: Callable[[], str]
+    source: str
+    given: str
+    assumed: str
+    run: Callable[[Effort], ExperimentReport]
+
+
+def gated(quantity: str, ours: str, *, published: str = "", gate: str, is_met: bool, why: str = "") -> Finding:
+    """A finding with a gate; `why` says what the cause is where it is missed."""
+    verdict = GateVerdict.MET if is_met else GateVerdict.MISSED
+    return Finding(quantity, ours, published, gate, verdict, "" if is_met else why)
 
 
 def find_experiments() -> list[PaperExperiment]:

@@ -2,8 +2,9 @@
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +92,27 @@ class Record:
             answers=[None] * n if keep_answers else [],
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence["Record"], order: npt.NDArray[np.int64]) -> "Record":
+        """The queries of several records, one record after the other, in the given order of their rows."""
+
+        def column(name: str) -> Any:
+            return np.concatenate([getattr(part, name) for part in parts])[order]
+
+        names = ("due_ns", "sample", "stream", "slo_ns", "queued_ns", "sent_ns", "done_ns", "status")
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        first = 0
+        stages: dict[int, str] = {}
+        for part in parts:
+            stages |= {int(places[first + query]): text for query, text in part.stages.items()}
+            first += len(part)
+        record = cls(**{name: column(name) for name in names}, answers=[], stages=stages)
+        for part in parts:
+            for reason, count in part.reasons.items():
+                record.count_reason(reason, count)
+        return record
+
     def __len__(self) -> int:
         return len(self.due_ns)
 
@@ -139,10 +161,10 @@ class Record:
         in_time = (self.slo_ns == NO_OBJECTIVE) | (self.done_ns - self.due_ns <= self.slo_ns)
         return np.asarray((self.status == Status.OK) & in_time)
 
-    def count_reason(self, reason: str) -> None:
-        """Count a failure under its reason, or under the first reason that differs only in quantities."""
+    def count_reason(self, reason: str, times: int = 1) -> None:
+        """Count failures under their reason, or under the first reason that differs only in quantities."""
         if reason not in self.reasons:
             alike = _NUMBER.sub("#", reason)
             full = len(self._firsts) >= MAX_REASONS
             reason = self._firsts.get(alike, _OTHERS) if full else self._firsts.setdefault(alike, reason)
-        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        self.reasons[reason] = self.reasons.get(reason, 0) + times

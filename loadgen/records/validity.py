@@ -64,10 +64,10 @@ def client_limits(
     are due one by one (`is_paced`).
     """
     reasons = []
-    limit_ms = max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))
+    limit_ms = _lateness_limit_ms(slo_ms)
     if is_paced and metrics.lateness_ms is not None and metrics.lateness_ms.p99 > limit_ms:
         idle = "" if baseline_lateness_ms is None else f" ({baseline_lateness_ms:.2f} ms without load)"
-        if baseline_lateness_ms is not None and baseline_lateness_ms > limit_ms:
+        if too_busy(slo_ms, baseline_lateness_ms):
             remedy = "the machine is too busy for any rate: give the client a core of its own"
         else:
             remedy = "try a lower --rate, a core of its own for the client, or more --procs"
@@ -81,6 +81,15 @@ def client_limits(
             "allowed; try a lower --rate or more --procs"
         )
     return reasons
+
+
+def too_busy(slo_ms: float | None, baseline_lateness_ms: float | None) -> bool:
+    """True for a client that is too late even without load, so that no rate is low enough for it."""
+    return baseline_lateness_ms is not None and baseline_lateness_ms > _lateness_limit_ms(slo_ms)
+
+
+def _lateness_limit_ms(slo_ms: float | None) -> float:
+    return max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))
 
 
 def seconds_for(queries: int, offered_per_s: float, warmup_s: float) -> int | None:

@@ -22,6 +22,7 @@ def run_json(result: RunResult) -> bytes:
             "seeds": {"master": result.config.seed}
             | {stream: sub_seed(result.config.seed, stream) for stream in STREAMS},
             "environment": result.environment,
+            "score": result.score,
             "metrics": msgspec.to_builtins(result.metrics) | {"waited_for_connection_ms": result.metrics.waiting_ms},
             "client_cpu_us_per_query": result.client_cpu_us_per_query,
             "client_cpu_share": result.client_cpu_share,

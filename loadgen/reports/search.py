@@ -52,7 +52,8 @@ def _max_rate(found: MaxRate) -> str:
             last = found.probes[-1]
             return f"no rate met the objective; at {last.rate:.1f}/s {'; '.join(last.reasons)}, or a higher --start"
         if found.failed_rate is not None and found.client_limited:
-            return f"no rate met the objective; {found.failed_rate:.1f}/s exceeded the client's capacity"
+            reasons = "; ".join(found.probes[-1].reasons)
+            return f"no rate met the objective; {found.failed_rate:.1f}/s exceeded the client's capacity: {reasons}"
         return "no rate met the objective"
     if found.failed_rate is None:
         limit = "no rate failed: the real maximum is higher"
@@ -69,7 +70,7 @@ def _max_rate(found: MaxRate) -> str:
 
 def probe_json(result: RunResult, probe: Probe) -> bytes:
     """The report of a probe's run, and its part in the search, as a JSON object."""
-    part = {key: getattr(probe, key) for key in ("confirms", "too_short", "client_limited", "interrupted")}
+    part = {key: getattr(probe, key) for key in ("confirms", "too_short", "client_limited", "too_busy", "interrupted")}
     return msgspec.json.encode(msgspec.json.decode(run_json(result)) | part)
 
 
@@ -100,6 +101,7 @@ class _StoredProbe(msgspec.Struct):
     confirms: bool
     too_short: bool
     client_limited: bool
+    too_busy: bool
     interrupted: bool
     notes: tuple[str, ...]
 
@@ -129,7 +131,7 @@ class StoredProbes:
         if stored.kind != "find-max":
             raise ConfigError(f"--resume {path}: expected the report of find-max --json, got one of {stored.kind!r}")
         _refuse_difference(path, _bounds(stored.settings), _bounds(settings))
-        now = msgspec.to_builtins(without_secrets(config))
+        now = _as_stored(without_secrets(config))
         for number, (_, probe) in enumerate(probes):
             expected = now | {key: probe.config.get(key) for key in _OF_A_PROBE} | {"seed": config.seed + number}
             _refuse_difference(path, probe.config, expected)
@@ -153,6 +155,7 @@ class StoredProbes:
             metrics=stored.metrics,
             too_short=stored.too_short,
             client_limited=stored.client_limited,
+            too_busy=stored.too_busy,
             interrupted=stored.interrupted,
             notes=stored.notes,
         ), raw
@@ -160,9 +163,14 @@ class StoredProbes:
 
 def _bounds(settings: SearchSettings) -> Mapping[str, Any]:
     """The settings that decide what a search probes; with more probes it goes on, and with fewer it ends before."""
-    bounds = msgspec.to_builtins(settings)
+    bounds = _as_stored(settings)
     del bounds["max_probes"]
-    return bounds  # type: ignore[no-any-return]
+    return bounds
+
+
+def _as_stored(settings: msgspec.Struct) -> dict[str, Any]:
+    """Settings as they are read from a report."""
+    return msgspec.json.decode(msgspec.json.encode(settings), type=dict[str, Any])
 
 
 def _refuse_difference(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

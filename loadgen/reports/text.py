@@ -9,7 +9,7 @@ from sluice.loadgen.records.validity import seconds_for
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.scenarios.base import Figure, Score
 from sluice.loadgen.scenarios.table import SCENARIOS
-from sluice.loadgen.traffic.arrivals import ArrivalProcess
+from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.models.text_table import table_lines
 
 _QUANTILES = ("ms", "mean", "p50", "p90", "p95", "p97", "p99", "p99.9", "max")
@@ -26,7 +26,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         " (SIMULATED)" if result.simulated else ""
     )
     yield f"  seed {config.seed}, schedule {result.schedule_digest[:16]}, {config.warmup_s:g} s of warm-up excluded"
-    if config.arrivals.process is not ArrivalProcess.POISSON:
+    if config.arrivals != Arrivals():
         yield f"  arrivals   {config.arrivals.describe()}"
     yield (
         f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "

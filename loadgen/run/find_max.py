@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.loadgen.records.statistics import QueryStatistics
+from sluice.loadgen.records.validity import too_busy
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.models.errors import ConfigError
 
@@ -75,6 +76,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     metrics: QueryStatistics
     too_short: bool
     client_limited: bool
+    too_busy: bool
+    """True when the client was too late even without load."""
     interrupted: bool
     notes: tuple[str, ...] = ()
 
@@ -90,6 +93,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
             metrics=result.metrics,
             too_short=result.too_short,
             client_limited=bool(result.client_limits),
+            too_busy=too_busy(result.config.slo_ms, result.baseline_lateness_ms),
             interrupted=result.interrupted,
             notes=result.notes,
         )
@@ -129,8 +133,8 @@ def find_max(probe: Callable[[Plan], Probe], settings: SearchSettings) -> MaxRat
     The search narrows the bracket to the precision. The rate that it found then has to pass on `CONFIRMATIONS` fresh
     seeds; where it does not, the next rate is lower by the precision. A run that its client limited says nothing about
     the target, and is repeated once. The search also ends after `max_probes` probes, of which some are kept for the
-    confirmation, with an interrupted probe, and where the rates left to try are too low for a run to have enough
-    queries. It is deterministic: equal answers of `probe` make equal searches.
+    confirmation, with an interrupted probe, where the rates left to try are too low for a run to have enough queries,
+    and where the client is too late for any rate. It is deterministic: equal answers of `probe` make equal searches.
     """
     settings.check()
     search = _Search(probe, settings)
@@ -166,7 +170,7 @@ class _Search:
                     return
             else:
                 self.high = rate
-                if self.low is None and probe.too_short:
+                if self.low is None and (probe.too_short or (probe.client_limited and probe.too_busy)):
                     return
             rate = min(self._next_rate(), settings.max_rate)
 

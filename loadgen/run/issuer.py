@@ -8,10 +8,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
 
 import numpy as np
+import numpy.typing as npt
 
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.progress import Counts
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.statistics import distribution
 from sluice.loadgen.target.base import Target
@@ -39,22 +42,32 @@ class Issuer:
     """Issues the queries of one record to one target by the rule of a pacing, and records the target's reports.
 
     `start_ns` is the start of the run on the monotonic clock; 0 before. `baseline_lateness_ms` is how late the client's
-    alarms were before the run, when it had nothing else to do: their 99th percentile. `cpu_share` is the share of one
-    core that the process used while it issued, or None for a run too short to tell. `interim` is the test that may end
-    the run before its schedule does.
+    alarms were before the run, when it had nothing else to do: their 99th percentile. `cpu_ns` is the CPU time of the
+    run, and `cpu_share` the share of one core that the process used while it issued, or None for a run too short to
+    tell. `interim` is the test that may end
+    the run before its schedule does. `cancel_ns` is as in `Schedule`, and is repeated with it.
     """
 
-    def __init__(self, record: Record, pacing: Pacing = OPEN_LOOP, interim: InterimTest | None = None) -> None:
+    def __init__(
+        self,
+        record: Record,
+        pacing: Pacing = OPEN_LOOP,
+        cancel_ns: npt.NDArray[np.int64] | None = None,
+        interim: InterimTest | None = None,
+    ) -> None:
         if pacing.from_issue:
             record.due_ns = record.due_ns.copy()
         self.interrupted = False
         self.start_ns = 0
         self.baseline_lateness_ms = 0.0
+        self.cpu_ns = 0
         self.cpu_share: float | None = None
         self._pacing = pacing
         self._paced = pacing != OPEN_LOOP
         self._interim = interim
         self._next_look: asyncio.TimerHandle | None = None
+        self._cancel_ns = None if cancel_ns is None else np.ascontiguousarray(cancel_ns).data
+        self._to_give_up: list[tuple[int, int]] = []
         self._take(record)
         self._issued = 0
         self._settled = 0
@@ -65,15 +78,9 @@ class Issuer:
         self._finished = asyncio.Event()
         self._all_issued = asyncio.Event()
 
-    @property
-    def issued(self) -> int:
-        """Number of queries that were issued so far."""
-        return self._issued
-
-    @property
-    def ended(self) -> int:
-        """Number of queries that ended so far."""
-        return self._settled
+    def counts(self) -> Counts:
+        """The numbers of queries so far; may be called from any thread."""
+        return Counts(self._issued, self._settled)
 
     def queued(self, query: int) -> None:
         """Record the time from which a query waits for a connection."""
@@ -110,7 +117,7 @@ class Issuer:
         loop = asyncio.get_running_loop()
         self._target, self._alarm = target, Alarm()
         try:
-            with _no_collections(), _on_interrupt(loop, self.stop):
+            with _no_collections(), on_interrupt(loop, self.stop):
                 self.baseline_lateness_ms = await _idle_lateness_ms(self._alarm)
                 # The collection at the entry takes tens of milliseconds, so the schedule starts after it.
                 self.start_ns = await start()
@@ -118,12 +125,15 @@ class Issuer:
                 self._alarm.arm(self.start_ns + self._due[0])
                 timers = self._set_timers(loop, drain_timeout_s)
                 self._plan_look()
-                with self._measured_cpu():
-                    await self._all_issued.wait()
+                since_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+                await self._all_issued.wait()
+                if (took_ns := time.monotonic_ns() - since_ns) >= _SHORTEST_SHARE_NS:
+                    self.cpu_share = (time.process_time_ns() - cpu_ns) / took_ns
                 for timer in timers:
                     timer.cancel()
                 if self._settled < self._issued:
                     await self._drain(drain_timeout_s)
+                self.cpu_ns = time.process_time_ns() - cpu_ns
         finally:
             self._alarm.close()
             if self._next_look is not None:
@@ -174,6 +184,8 @@ class Issuer:
         self._issuing = True
         end = k + _BURST
         now_ns = time.monotonic_ns() - self.start_ns
+        if self._to_give_up:
+            self._give_up(now_ns)
         while k < end and not self._ended and self._due[k] <= now_ns:
             if paced and k % pacing.group == 0:
                 if pacing.is_over(k, self._last_ns, now_ns):
@@ -190,6 +202,8 @@ class Issuer:
                 self._target.issue(k, self._samples[k])
             except Exception as error:  # no failure may delay the queries after this one
                 self.done(k, Status.ERROR, reason=f"cannot be sent: {error!r}")
+            if self._cancel_ns is not None and (after_ns := self._cancel_ns[k % len(self._cancel_ns)]) >= 0:
+                heappush(self._to_give_up, (self._due[k] + after_ns, k))
             k += 1
             if k == len(self._due):
                 if not pacing.repeats:
@@ -199,8 +213,18 @@ class Issuer:
             now_ns = time.monotonic_ns() - self.start_ns
         self._issuing = False
         # A query that waits for an answer leaves with it.
-        if not self._ended and not waits:
-            self._alarm.arm(self.start_ns + self._due[k])
+        wake_ns = None if self._ended or waits else self._due[k]
+        if self._to_give_up and (wake_ns is None or self._to_give_up[0][0] < wake_ns):
+            wake_ns = self._to_give_up[0][0]
+        if wake_ns is not None:
+            self._alarm.arm(self.start_ns + wake_ns)
+
+    def _give_up(self, now_ns: int) -> None:
+        """Cancel the queries that are still open at the time at which their client gives them up."""
+        while self._to_give_up and self._to_give_up[0][0] <= now_ns:
+            query = heappop(self._to_give_up)[1]
+            if self._status[query] == Status.PENDING:
+                self._target.cancel(query)
 
     def _set_timers(self, loop: asyncio.AbstractEventLoop, drain_timeout_s: float) -> list[asyncio.TimerHandle]:
         """Set timers for what no answer brings about: the end of the run, and the end of queries without an answer."""
@@ -225,13 +249,6 @@ class Issuer:
                 self._status[query] = Status.TIMEOUT
             self._oldest += 1
         timers[-1] = asyncio.get_running_loop().call_later(timeout_s, self._watch, timers, timeout_s)
-
-    @contextmanager
-    def _measured_cpu(self) -> Iterator[None]:
-        since_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
-        yield
-        if (took_ns := time.monotonic_ns() - since_ns) >= _SHORTEST_SHARE_NS:
-            self.cpu_share = (time.process_time_ns() - cpu_ns) / took_ns
 
     async def _drain(self, timeout_s: float) -> None:
         try:
@@ -281,7 +298,8 @@ def _no_collections() -> Iterator[None]:
 
 
 @contextmanager
-def _on_interrupt(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+def on_interrupt(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> Iterator[None]:
+    """Have an interrupt call `stop`, where this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,14 +1,14 @@
 """Queries against a live target, driven by one process."""
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.interim import InterimTest
-from sluice.loadgen.records.record import Record, objective_ns
-from sluice.loadgen.records.samples import Samples
+from sluice.loadgen.records.progress import Watch, unwatched
+from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer, Start, start_at_once
 from sluice.loadgen.run.plan import Plan
 from sluice.loadgen.run.result import Predictions
@@ -23,8 +23,8 @@ class Driven:
     """The queries of a plan after they were driven.
 
     `start_ns` is the start on the monotonic clock, `cpu_ns` the CPU time of the client from there. `cpu_share` and
-    `baseline_lateness_ms` are the issuer's. `predictions` have
-    shape (queries, rows), with -1 for a missing one; None without labels.
+    `baseline_lateness_ms` are the issuer's. `predictions` have shape (queries, rows), with -1 for a missing one; None
+    without labels. `lost` has a sentence for each client process whose measurements were lost.
     """
 
     record: Record
@@ -34,6 +34,7 @@ class Driven:
     cpu_share: float | None
     baseline_lateness_ms: float
     predictions: Predictions | None
+    lost: tuple[str, ...] = ()
 
 
 def open_live(config: RunConfig) -> Target:
@@ -48,52 +49,61 @@ def open_live(config: RunConfig) -> Target:
     )
 
 
+async def read_metadata(config: RunConfig, target: Target) -> list[TargetModel]:
+    """The metadata of the run's streams; raises as `Target.metadata` does."""
+    known = {model: await target.metadata(model) for model in {stream.model: None for stream in config.streams}}
+    return [known[stream.model] for stream in config.streams]
+
+
 async def drive(
     config: RunConfig,
     target: Target,
     plan: Plan,
-    output: str,
     start: Start = start_at_once,
     interim: InterimTest | None = None,
+    watch: Watch = unwatched,
 ) -> Driven:
     """Issue a plan's queries and wait for their answers; the target is closed at the end.
 
-    `output` is the one to compare with the labels, if there are any, and `interim` the test that may end the run early.
-    Raises `TargetUnreachable`, and `ConfigError` for
-    an output that the answers do not have.
+    `interim` is the test that may end the run early. Raises `TargetUnreachable`, and `ConfigError` for an output that
+    the answers do not have.
     """
-    keep_answers = plan.samples.labels is not None
-    record = Record.of(plan.schedule, objective_ns(config.slo_ms), keep_answers)
-    issuer = Issuer(record, plan.pacing, interim)
+    record = Record.of(plan.schedule, plan.slo_ns, plan.table.is_labelled)
+    issuer = Issuer(record, plan.pacing, plan.schedule.cancel_ns, interim)
     try:
-        await target.prepare(plan.requests, issuer, keep_answers)
+        await target.prepare(plan.requests, issuer, plan.table.is_labelled)
     except BaseException:
         await target.close()
         raise
-    cpu_ns = time.process_time_ns()
+    watch(issuer.counts)
     record = await issuer.run(target, config.drain_timeout_s, start)
-    cpu_ns = time.process_time_ns() - cpu_ns
-    predictions = _predictions(target, record, output, plan.samples)
     return Driven(
         record,
         issuer.interrupted,
         issuer.start_ns,
-        cpu_ns,
+        issuer.cpu_ns,
         issuer.cpu_share,
         issuer.baseline_lateness_ms,
-        predictions,
+        _predictions(target, record, plan),
     )
 
 
-def _predictions(target: Target, record: Record, output: str, samples: Samples) -> Predictions | None:
-    if samples.labels is None:
+def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | None:
+    if not plan.table.is_labelled:
         return None
-    predictions = np.full((len(record), samples.rows_per_query), -1, np.int64)
+    predictions = no_predictions(len(record), plan)
     for query, answer in enumerate(record.answers):
-        if answer is not None:
-            classes = class_numbers(target.decode(answer, output), samples.batched)
+        stream = int(record.stream[query])
+        samples = plan.table.samples[stream]
+        if answer is not None and samples.labels is not None:
+            classes = class_numbers(target.decode(answer, plan.outputs[stream]), samples.batched)
             predictions[query, : len(classes)] = classes
     return predictions
+
+
+def no_predictions(queries: int, plan: Plan) -> Predictions:
+    """Predictions of queries without an answer."""
+    return np.full((queries, plan.table.most_rows), -1, np.int64)
 
 
 def class_numbers(output: npt.NDArray[np.generic], batched: bool) -> Predictions:

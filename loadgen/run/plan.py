@@ -1,45 +1,98 @@
-"""The plan of a run: its samples, its schedule, how that is paced, and the requests that it names."""
+"""The plan of a run: its schedule, how that is paced, and the requests that it names."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from sluice.loadgen.mixes.mix import Stream
+from sluice.loadgen.mixes.requests import OWN_OBJECTIVE, RequestTable, assign
 from sluice.loadgen.records.bodies import read_bodies
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import objective_ns
 from sluice.loadgen.records.samples import Samples, SampleSource, TargetModel, load_samples
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import scenario_of
-from sluice.loadgen.simulation.target import SIMULATED
 from sluice.loadgen.target.base import Request
+from sluice.loadgen.traffic.arrivals import ArrivalProcess
+from sluice.loadgen.traffic.draws import Numbers
 from sluice.loadgen.traffic.pacing import Pacing
 from sluice.loadgen.traffic.schedule import Schedule
+from sluice.loadgen.traffic.schedule_file import read_schedule
+from sluice.loadgen.traffic.traces.formats.found import open_trace
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as it was fixed before its start. `requests` has the requests by the numbers that the schedule has."""
+    """A run as it was fixed before its start.
 
-    samples: Samples
+    `table` is what the run may send, and `requests` has what its schedule does send, by the numbers there. `outputs`
+    names the output of each stream to compare with the labels, if there are any.
+    """
+
     schedule: Schedule
     pacing: Pacing
-    requests: dict[int, Request]
+    table: RequestTable
+    requests: Mapping[int, Request]
+    outputs: tuple[str, ...]
+
+    @property
+    def slo_ns(self) -> Numbers:
+        """The objective of each query, as values of `Record.slo_ns`."""
+        return self.table.slo_ns(self.schedule.sample)
 
 
-def make_plan(config: RunConfig, metadata: TargetModel) -> Plan:
-    """Fix a run; the same configuration and metadata give the same plan. Raises `ConfigError` as its parts do."""
-    samples = _samples(config, metadata)
-    scenario = scenario_of(config)
-    schedule = scenario.schedule(config, len(samples))
-    pacing = scenario.pacing(config, schedule)
+def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
+    """Fix a run on streams with this metadata; the same arguments give the same plan.
+
+    Raises `ConfigError` for a run that cannot be made.
+    """
+    streams = config.streams
+    samples = [_samples(config, stream, each) for stream, each in zip(streams, metadata, strict=True)]
+    table, schedule = (_played if config.schedule_file else _drawn)(config, samples)
+    pacing = scenario_of(config).pacing(config, schedule)
+    if pacing.outstanding is not None and not config.drain_timeout_s:
+        raise ConfigError(f"--drain-timeout: {config.scenario} waits for answers; expected more than 0 s")
     last_s = int(schedule.due_ns[-1]) / NS_PER_S
     if last_s < config.warmup_s and not pacing.from_issue:
         raise nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
-    used = np.unique(schedule.sample).tolist()
-    requests = {sample: Request(config.model, samples.tensors(sample), config.slo_ms) for sample in used}
-    return Plan(samples, schedule, pacing, requests)
+    outputs = tuple(config.output or each.outputs[0].name for each in metadata)
+    return Plan(schedule, pacing, table, table.requests(schedule.sample), outputs)
+
+
+def _drawn(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable, Schedule]:
+    """The schedule of the scenario, with the streams, objectives and cancellations that the seed draws."""
+    if config.each_once and len(samples) > 1:
+        raise ConfigError(f"--each-once: requires one model, got a mix of {len(samples)} streams")
+    schedule = scenario_of(config).schedule(config, len(samples[0]))
+    arrivals = config.arrivals
+    return assign(
+        schedule,
+        config.streams,
+        samples,
+        trace=open_trace(arrivals.trace) if arrivals.process is ArrivalProcess.TRACE else None,
+        trace_slo_scale=config.trace_slo_scale,
+        spread=config.deadline_spread,
+        cancellation=config.cancellation,
+        seed=config.seed,
+    )
+
+
+def _played(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable, Schedule]:
+    """The schedule of a file, which has to be one of these streams and samples."""
+    schedule = read_schedule(config.schedule_file)
+    spread = config.deadline_spread
+    table = RequestTable(config.streams, samples, OWN_OBJECTIVE if spread is None else spread.levels_ms)
+    if int(schedule.sample.max()) >= len(table):
+        raise ConfigError(
+            f"--schedule {config.schedule_file}: carries request {schedule.sample.max()}; expected one of the "
+            f"{len(table)} that the samples give"
+        )
+    if not np.array_equal(table.stream_of(schedule.sample), schedule.stream):
+        raise ConfigError(f"--schedule {config.schedule_file}: made for another mix, or other numbers of samples")
+    return table, schedule
 
 
 def interim_test(config: RunConfig, schedule: Schedule) -> InterimTest | None:
@@ -55,16 +108,16 @@ def interim_test(config: RunConfig, schedule: Schedule) -> InterimTest | None:
     )
 
 
-def _samples(config: RunConfig, metadata: TargetModel) -> Samples:
+def _samples(config: RunConfig, stream: Stream, metadata: TargetModel) -> Samples:
     if bool(config.path) != bool(config.bodies):
         raise ConfigError(f"--path and --bodies: expected both or none, got {config.path!r} and {config.bodies!r}")
     if not config.path:
-        return load_samples(config.samples, metadata, config.rows, config.seed)
-    if config.samples != SampleSource() or config.rows != 1 or config.target.startswith(SIMULATED):
-        raise ConfigError("--bodies: a body is a whole sample; expected no --samples, no --rows and no sim: target")
+        return load_samples(stream.samples, metadata, stream.rows, config.seed)
+    if config.mix is not None or stream.samples != SampleSource() or stream.rows != 1:
+        raise ConfigError("--bodies: a body is a whole sample; expected no --mix, no --samples and no --rows")
     return read_bodies(config.bodies)
 
 
 def nothing_measured(limit: str, warmup_s: float) -> ConfigError:
-    """The error of a run whose warm-up is as long as itself."""
+    """The error of a warm-up that leaves no query to measure."""
     return ConfigError(f"--warmup: leaves no query to measure; expected less than {limit}, got {warmup_s:g} s")

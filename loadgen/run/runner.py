@@ -9,31 +9,44 @@ import numpy as np
 import uvloop
 
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record
-from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.live import drive, open_live
+from sluice.loadgen.run.live import drive, open_live, read_metadata
 from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
+from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
+from sluice.loadgen.target.inproc import IN_PROCESS
 from sluice.models.errors import ConfigError
 
 
-def run(config: RunConfig) -> RunResult:
+def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
     """Run the configured scenario once; blocks until every query has ended.
+
+    Several client processes are not watched.
 
     Raises `ConfigError` for a configuration that cannot be run, and `TargetUnreachable` when the target does not
     answer. An interrupt (Ctrl-C in the main thread) ends the run early and makes the result invalid.
     """
     _check(config)
     if config.target.startswith(SIMULATED):
-        return _simulate(config)
+        return _simulate(config, watch)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_live(config))
+        return runner.run(_live(config, watch))
+
+
+def plan_run(config: RunConfig) -> Plan:
+    """The plan of a run, of which nothing is sent; raises as `run` does."""
+    _check(config)
+    if config.target.startswith(SIMULATED):
+        return _simulated_plan(config, SimulatedTarget(config.target))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live_plan(config))
 
 
 def _check(config: RunConfig) -> None:
@@ -46,32 +59,65 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
         raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
+    if config.procs > 1 and config.target.startswith(SIMULATED):
+        raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
+    if config.procs > 1 and config.target.startswith(IN_PROCESS):
+        raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
-def _simulate(config: RunConfig) -> RunResult:
+def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     target = SimulatedTarget(config.target)
-    plan = make_plan(config, target.metadata(config.model))
+    plan = _simulated_plan(config, target)
     interim = interim_test(config, plan.schedule)
-    record, server = target.replay(
-        plan.schedule, plan.pacing, plan.requests, config.seed, config.drain_timeout_s, interim
+    replayed = target.replay(
+        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim, watch
     )
-    return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
+    return _result(
+        config,
+        plan,
+        replayed.record,
+        interim=interim,
+        interrupted=replayed.interrupted,
+        simulated=True,
+        server=replayed.server,
+        notes=target.notes,
+    )
 
 
-async def _live(config: RunConfig) -> RunResult:
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+    return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+
+
+async def _live_plan(config: RunConfig) -> Plan:
     target = open_live(config)
-    metadata = await target.metadata(config.model)
-    plan = make_plan(config, metadata)
-    before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
-    output = config.output or metadata.outputs[0].name
-    interim = interim_test(config, plan.schedule)
-    driven = await drive(config, target, plan, output, interim=interim)
+    try:
+        return make_plan(config, await read_metadata(config, target))
+    finally:
+        await target.close()
+
+
+async def _live(config: RunConfig, watch: Watch) -> RunResult:
+    target = open_live(config)
+    try:
+        plan = make_plan(config, await read_metadata(config, target))
+        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    except BaseException:
+        await target.close()
+        raise
+    # Each of several processes knows its own queries only, so they do not end a run early.
+    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
+    if config.procs > 1:
+        await target.close()
+        driven = await drive_in_processes(config, plan)
+    else:
+        driven = await drive(config, target, plan, interim=interim, watch=watch)
     return _result(
         config,
         plan,
         driven.record,
+        lost=driven.lost,
         interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
@@ -80,7 +126,7 @@ async def _live(config: RunConfig) -> RunResult:
         baseline_lateness_ms=driven.baseline_lateness_ms,
         server=None if before is None else await _server_report(config, before, driven.record),
         predictions=driven.predictions,
-        expected=_expected(driven.record, plan.samples),
+        expected=plan.table.expected(driven.record.sample),
     )
 
 
@@ -102,6 +148,7 @@ def _result(
     plan: Plan,
     record: Record,
     *,
+    lost: tuple[str, ...] = (),
     interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
@@ -133,13 +180,15 @@ def _result(
         baseline_lateness_ms=baseline_lateness_ms,
         is_paced=scenario.is_paced,
     )
+    if not score.queries and not score.is_sample:
+        reasons.append(f"too short: no query after the warm-up of {config.warmup_s:g} s")
     return RunResult(
         config=config,
         schedule_digest=plan.schedule.digest,
         record=record,
         metrics=metrics,
         score=score,
-        invalid=[*reasons, *score.unmet],
+        invalid=[*lost, *reasons, *score.unmet],
         decision=decision,
         interrupted=interrupted,
         simulated=simulated,
@@ -153,15 +202,6 @@ def _result(
         environment=_environment(),
         notes=notes,
     )
-
-
-def _expected(record: Record, samples: Samples) -> Predictions | None:
-    if samples.labels is None:
-        return None
-    size = samples.rows_per_query
-    padded = np.full(len(samples) * size, -1, np.int64)
-    padded[: len(samples.labels)] = samples.labels
-    return padded.reshape(-1, size)[record.sample]
 
 
 def _environment() -> dict[str, str]:

@@ -29,6 +29,8 @@ def unmet_minima(record: Record, config: RunConfig, group: int, lasted_ns: int) 
 
 def check_bounds(config: RunConfig, group: int = 1) -> None:
     """Refuse bounds that no run can keep; each query of the scenario is a `group` of queries of the record."""
+    if group > MAX_QUERIES:
+        raise ConfigError(f"--samples-per-query: expected at most {MAX_QUERIES}, got {group}")
     most = MAX_QUERIES // group
     for option, seconds in (("--duration", config.duration_s), ("--min-duration", config.min_duration_s)):
         if seconds is not None and not 0 < seconds < math.inf:

@@ -4,9 +4,12 @@ import enum
 
 import msgspec
 
+from sluice.loadgen.mixes.mix import Mix, Stream
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
+from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules
 from sluice.models.client_tls import NO_TLS, ClientTls
 
 
@@ -31,8 +34,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %,
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
     numbers, or scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: that
-    it misses at any time, that it meets the objective from that many seconds on. With a `path` the target does not
-    speak V2: the samples are the files at `bodies`, which are posted to the path as they are.
+    it misses at any time, that it meets the objective from that many seconds on. `procs` client processes share the
+    queries, the connections and the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's, but
+    for its `min_queries` where the run has its own, and its `samples_per_query`.
+
+    A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
+    The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play. With a
+    `path` the target does not speak V2: the samples are the files at `bodies`, which are posted there as they are.
     """
 
     target: str
@@ -56,10 +64,25 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float = 10.0
     connections: int = 256
     max_outstanding: int = MAX_OUTSTANDING
+    procs: int = 1
     metrics_url: str = ""
     arrivals: Arrivals = Arrivals()
+    mix: Mix | None = None
+    cancellation: Cancellation | None = None
+    deadline_spread: DeadlineSpread | None = None
+    trace_slo_scale: float = 1.0
+    schedule_file: str = ""
     path: str = ""
     bodies: str = ""
+    mlperf: MlperfRules = MlperfRules()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams of the mix; without one, the one stream of all queries."""
+        if self.mix is not None:
+            return self.mix.streams
+        own = Stream(name=self.model, model=self.model, slo_ms=self.slo_ms, samples=self.samples, rows=self.rows)
+        return (own,)

@@ -25,10 +25,10 @@ class Jobs:
     is_paced = False
 
     def schedule(self, config: RunConfig, samples: int) -> Schedule:
-        """Samples drawn uniformly with replacement, or each once, in random order."""
+        """Successive samples from one drawn uniformly on for each job, or each once, in random order."""
         group = config.samples_per_query or _SAMPLES_PER_QUERY
         due_ns = arrival_times(config, -(-samples // group) if config.each_once else None, group)
-        return Schedule(np.repeat(due_ns, group), choose_samples(config, samples, len(due_ns) * group), group=group)
+        return Schedule(np.repeat(due_ns, group), choose_samples(config, samples, len(due_ns), group), group=group)
 
     def pacing(self, config: RunConfig, schedule: Schedule) -> Pacing:
         """An open loop."""

@@ -4,6 +4,7 @@ from sluice.loadgen.records.record import Record
 from sluice.loadgen.scenarios.base import Figure, Score
 from sluice.loadgen.scenarios.bounds import unmet_minima
 from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.mlperf import is_mlperf, mlperf_times
 from sluice.loadgen.scenarios.open_loop import arrival_times
 from sluice.loadgen.scenarios.queries import MeasuredQueries, percentile_ms
 from sluice.loadgen.scenarios.sample_choice import choose_samples
@@ -19,7 +20,10 @@ class Server:
 
     def schedule(self, config: RunConfig, samples: int) -> Schedule:
         """Samples drawn uniformly with replacement, or each at most once, in random order."""
-        due_ns = arrival_times(config, samples if config.each_once else None)
+        if is_mlperf(config):
+            due_ns = mlperf_times(config, samples)
+        else:
+            due_ns = arrival_times(config, samples if config.each_once else None)
         return Schedule(due_ns, choose_samples(config, samples, len(due_ns)))
 
     def pacing(self, config: RunConfig, schedule: Schedule) -> Pacing:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from sluice.batcher.interface.events import RequestArrived
+from sluice.loadgen.records.progress import Counts
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.traffic.pacing import Pacing
 
@@ -11,8 +12,9 @@ from sluice.loadgen.traffic.pacing import Pacing
 class PacedArrivals(Iterator[tuple[int, RequestArrived]]):
     """The queries of a record as they leave by the rule of a pacing.
 
-    `arrival` makes the event of a query from its sample, its number and the time at which it leaves. The iterator has
-    nothing to give while the next query waits for an answer, and can be asked again later.
+    `issued` queries have left, the last one at `last_ns`; `stopped` is true after `stop`. `arrival` makes the event of
+    a query from its sample, its number and the time at which it leaves. The iterator has nothing to give while the next
+    query waits for an answer, and can be asked again later.
     """
 
     def __init__(self, record: Record, pacing: Pacing, arrival: Callable[[int, int, int], RequestArrived]) -> None:
@@ -20,6 +22,8 @@ class PacedArrivals(Iterator[tuple[int, RequestArrived]]):
             record.due_ns = record.due_ns.copy()
         self.issued = 0
         self.last_ns = 0
+        self.stopped = False
+        self._ended = 0
         self._pacing = pacing
         self._arrival = arrival
         self._ends_ns: deque[int] = deque()
@@ -32,14 +36,25 @@ class PacedArrivals(Iterator[tuple[int, RequestArrived]]):
         self._due_ns, self._samples = record.due_ns.data, record.sample.data
         self._sent_ns, self._done_ns = record.sent_ns.data, record.done_ns.data
 
-    def ended(self, query: int, end_ns: int) -> None:
+    def counts(self) -> Counts:
+        """The numbers of queries so far; may be called from any thread."""
+        return Counts(self.issued, self._ended)
+
+    def stop(self) -> None:
+        """Let no further query leave."""
+        self.stopped = True
+
+    def answered(self, query: int, end_ns: int) -> None:
         """Record the time at which the client has the answer to a query, and that another one may leave."""
+        self._ended += 1
         end_ns = self._done_ns[query] = max(end_ns, self._sent_ns[query])
         if self._pacing.outstanding is not None:
             self._ends_ns.append(end_ns)
 
     def __next__(self) -> tuple[int, RequestArrived]:
         """The time at which the next query leaves, and its event; ends while there is none."""
+        if self.stopped:
+            raise StopIteration
         query, pacing = self.issued, self._pacing
         if query == len(self._due_ns):
             if not pacing.repeats:

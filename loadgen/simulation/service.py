@@ -2,12 +2,12 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from sluice.batcher.interface.config import PipelineConfig
-from sluice.batcher.interface.decisions import CombineOutputs, DispatchBatch
+from sluice.batcher.interface.decisions import CombineOutputs, DispatchBatch, Member
 from sluice.batcher.interface.events import Confidences
 from sluice.loadgen.traffic.seeds import generator
 from sluice.models.errors import ConfigError
@@ -118,7 +118,8 @@ def _at(quantiles: Sequence[float], chance: float) -> float:
 class StochasticService:
     """The simulated machine: draws service times from `times`, by model key, or takes them from the tables.
 
-    `slowdowns` multiply the drawn times.
+    `slowdowns` multiply the drawn times. `escalation` is by the names of the `pipelines`, and `pipeline_of` tells the
+    place of a request's pipeline among them.
     """
 
     def __init__(
@@ -127,15 +128,17 @@ class StochasticService:
         times: Mapping[str, ServiceTimeDistribution],
         slowdowns: Mapping[str, SlowdownFactors],
         confidence_counts: dict[str, int],
-        pipeline: PipelineConfig,
-        escalation: dict[str, float],
+        pipelines: Sequence[PipelineConfig],
+        escalation: Mapping[str, Mapping[str, float]],
+        pipeline_of: Callable[[int], int],
         seed: int,
     ) -> None:
         self._tables = tables
         self._times = times
         self._slowdowns = slowdowns
         self._confidence_counts = confidence_counts
-        self._curves = _confidence_curves(pipeline, escalation)
+        self._curves = [_confidence_curves(each, escalation.get(each.name, {})) for each in pipelines]
+        self._pipeline_of = pipeline_of
         self._rng = generator(seed, "verdicts")
         self._time_rng = generator(seed, "service")
 
@@ -151,7 +154,7 @@ class StochasticService:
         count = self._confidence_counts[batch.model]
         if not count:
             return ()
-        parts = [self._confidences(member.stage, member.rows) for member in batch.members]
+        parts = [self._confidences(member) for member in batch.members]
         return tuple(
             tuple(
                 level
@@ -163,12 +166,13 @@ class StochasticService:
 
     def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         """Draw the confidences of a combiner's rows."""
-        return self._confidences(combination.member.stage, combination.member.rows)
+        return self._confidences(combination.member)
 
-    def _confidences(self, stage: int, rows: int) -> Confidences:
+    def _confidences(self, member: Member) -> Confidences:
+        curves = self._curves[self._pipeline_of(member.request)]
         return tuple(
-            tuple(np.interp(self._rng.random(rows), chances, levels).tolist())
-            for chances, levels in self._curves.get(stage, ())
+            tuple(np.interp(self._rng.random(member.rows), chances, levels).tolist())
+            for chances, levels in curves.get(member.stage, ())
         )
 
 
@@ -176,7 +180,7 @@ Curve = tuple[list[float], list[float]]
 """A distribution function: ascending probabilities, and the confidences that rows stay below with them."""
 
 
-def _confidence_curves(pipeline: PipelineConfig, escalation: dict[str, float]) -> dict[int, list[Curve]]:
+def _confidence_curves(pipeline: PipelineConfig, escalation: Mapping[str, float]) -> dict[int, list[Curve]]:
     """By stage, one curve for each confidence, under which every `when` is met with its configured probability."""
     points: dict[int, dict[int, list[tuple[float, float]]]] = {}
     for stage in pipeline.stages:

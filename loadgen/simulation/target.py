@@ -1,9 +1,15 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from functools import partial
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig
@@ -15,15 +21,24 @@ from sluice.batcher.interface.decisions import (
     DispatchBatch,
     EvictRequest,
     FailRequest,
+    Member,
     RejectRequest,
 )
-from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchRevoked,
+    PartitionReady,
+    RequestArrived,
+    RequestCancelled,
+)
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.loadgen.records.interim import InterimTest
-from sluice.loadgen.records.record import Record, Status, objective_ns
+from sluice.loadgen.records.progress import Watch, unwatched
+from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
 from sluice.loadgen.simulation.paced_arrivals import PacedArrivals
@@ -50,7 +65,15 @@ from sluice.mps.partitions.partition import CpuPartition
 
 SIMULATED = "sim:"
 
-_Prepared = tuple[str, int, int, str, int]
+_Prepared = tuple[str, int, int, str, int, int]
+
+
+class Replay(NamedTuple):
+    """The queries of a simulated run, and the batches of the simulated server."""
+
+    record: Record
+    server: ServerReport
+    interrupted: bool
 
 
 class SimulatedTarget:
@@ -117,28 +140,42 @@ class SimulatedTarget:
         schedule: Schedule,
         pacing: Pacing,
         requests: Mapping[int, Request],
+        slo_ns: npt.NDArray[np.int64],
         seed: int,
         drain_timeout_s: float,
         interim: InterimTest | None = None,
-    ) -> tuple[Record, ServerReport]:
+        watch: Watch = unwatched,
+    ) -> Replay:
         """Run a schedule through a fresh scheduler; the same arguments give the same record.
 
-        `requests` has the request of each sample, all to one model. Queries without an answer `drain_timeout_s` after
-        the last one was due are timeouts, as in live runs. `interim` may end the run before its
-        schedule does.
+        `requests` has the requests that the schedule names, and `slo_ns` the objective of each query, (queries,).
+        Queries without an answer `drain_timeout_s` after the last one was due are timeouts, as in live runs. `interim`
+        may end the run before its schedule does, and so may an interrupt in the main thread: the queries that have left
+        by then are played to their ends.
         """
-        request = next(iter(requests.values()))
-        pipeline = self._served[request.model]
-        key = pipeline_key(pipeline)
-        config = next(config for config in self._spec.pipelines if config.name == key)
+        served = [self._served[model] for model in {request.model: None for request in requests.values()}]
+        keys = [pipeline_key(pipeline) for pipeline in served]
+        configs = [next(config for config in self._spec.pipelines if config.name == key) for key in keys]
+        places = {pipeline.name: place for place, pipeline in enumerate(served)}
+        pipeline_of = _pipeline_of(schedule, {number: places[each.model] for number, each in requests.items()})
         counts = {model.key: len(model.confidences) for model in self._spec.models}
-        chances = self._file.escalation.get(pipeline.name, {})
+        chances = {key: self._file.escalation.get(each.name, {}) for key, each in zip(keys, served, strict=True)}
         slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
-        service = StochasticService(self._tables, self._times, slowdowns, counts, config, chances, seed)
-        prepared = {sample: self._arrival(pipeline, request) for sample, request in requests.items()}
-        record = Record.of(schedule, objective_ns(request.slo_ms))
-        arrivals = PacedArrivals(record, pacing, partial(_event, prepared))
-        observer = _Observer(arrivals, config, AnswerJitter(self._file.ways_us, seed, len(record)))
+        service = StochasticService(self._tables, self._times, slowdowns, counts, configs, chances, pipeline_of, seed)
+        prepared = {number: self._arrival(request) for number, request in requests.items()}
+        record = Record.of(schedule, slo_ns)
+        give_up = None if schedule.cancel_ns is None else schedule.cancel_ns.tolist()
+
+        def arrival(sample: int, query: int, leaves_ns: int) -> RequestArrived:
+            key, rows, budget_ns, shapes, memory_bytes, priority = prepared[sample]
+            if give_up is not None and (after_ns := give_up[query % len(give_up)]) >= 0:
+                # At the instant of the arrival it would come before it.
+                simulator.at(leaves_ns + self._host.send_ns + max(1, after_ns), RequestCancelled(query))
+            return RequestArrived(query, key, rows, leaves_ns + budget_ns, shapes, memory_bytes, priority=priority)
+
+        arrivals = PacedArrivals(record, pacing, arrival)
+        jitter = AnswerJitter(self._file.ways_us, seed, len(record))
+        observer = _Observer(arrivals, configs, pipeline_of, jitter, give_up)
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
             service,
@@ -153,13 +190,16 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(arrivals if interim is None else _until_decided(arrivals, interim), drain_ns)
+        watch(arrivals.counts)
+        with _on_interrupt(arrivals.stop):
+            simulator.run(arrivals if interim is None else _until_decided(arrivals, interim), drain_ns)
         record = arrivals.record.head(arrivals.issued)
         _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
-        return record, observer.server_report(key)
+        return Replay(record, observer.server_report(), arrivals.stopped)
 
-    def _arrival(self, pipeline: Pipeline, request: Request) -> _Prepared:
-        """The key of the pipeline, and a request's rows, time until its deadline, batch key and memory."""
+    def _arrival(self, request: Request) -> _Prepared:
+        """The key of the pipeline, and a request's rows, time until its deadline, batch key, memory and priority."""
+        pipeline = self._served[request.model]
         budget_ns = deadline_ns(0, request.slo_ms, pipeline.slo_ms, None, self._file.default_slo_ms)
         # A live server sets the deadline when it has read the request.
         budget_ns += self._host.send_ns + self._host.receive_ns - ms_to_ns(self._file.network_ms)
@@ -171,12 +211,33 @@ class SimulatedTarget:
         input_bytes = sum(len(wire_bytes(array)) for array in request.tensors.values())
         memory = output_memory(pipeline, self._models)
         memory_bytes = input_bytes + memory.output_bytes(rows, input_bytes)
-        return pipeline_key(pipeline), rows, budget_ns, variable, memory_bytes
+        return pipeline_key(pipeline), rows, budget_ns, variable, memory_bytes, request.priority
 
 
-def _event(prepared: Mapping[int, _Prepared], sample: int, query: int, leaves_ns: int) -> RequestArrived:
-    key, rows, budget_ns, shapes, memory_bytes = prepared[sample]
-    return RequestArrived(query, key, rows, leaves_ns + budget_ns, shapes, memory_bytes)
+def _pipeline_of(schedule: Schedule, places: Mapping[int, int]) -> Callable[[int], int]:
+    """The place of a query's pipeline, by those of the requests; a closed loop plays the schedule again and again."""
+    if not any(places.values()):
+        return lambda query: 0
+    samples = schedule.sample.tolist()
+    return lambda query: places[samples[query % len(samples)]]
+
+
+@contextmanager
+def _on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
+    """Have the first interrupt call `stop`, where this is the main thread; a second one raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupted(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _until_decided(arrivals: PacedArrivals, interim: InterimTest) -> Iterator[tuple[int, RequestArrived]]:
@@ -205,11 +266,20 @@ def _time_out(record: Record, end_ns: float, now_ns: int) -> None:
 class _Observer:
     """Fills the record of the arrivals from the steps of a simulation."""
 
-    def __init__(self, arrivals: PacedArrivals, pipeline: PipelineConfig, jitter: AnswerJitter) -> None:
+    def __init__(
+        self,
+        arrivals: PacedArrivals,
+        pipelines: Sequence[PipelineConfig],
+        pipeline_of: Callable[[int], int],
+        jitter: AnswerJitter,
+        give_up: Sequence[int] | None,
+    ) -> None:
         self._arrivals = arrivals
+        self._pipelines = pipelines
+        self._pipeline_of = pipeline_of
         self._jitter = jitter
-        self._stages = [stage.name for stage in pipeline.stages]
-        self._rows = [0] * len(self._stages)
+        self._give_up = give_up
+        self._rows = [[0] * len(pipeline.stages) for pipeline in pipelines]
         self._in_flight: dict[int, DispatchBatch] = {}
         self._sizes: dict[tuple[str, str], tuple[int, float]] = {}
 
@@ -227,26 +297,41 @@ class _Observer:
                     self._settle(decision.request, Status.OK)
                 case RejectRequest() | EvictRequest():
                     self._settle(decision.request, Status.SHED, f"{decision.outcome}")
-                case FailRequest() | CancelRequest():
+                case FailRequest():
                     self._settle(decision.request, Status.ERROR, f"{decision.outcome}")
+                case CancelRequest():
+                    self._settle(decision.request, Status.CANCELLED)
                 case CombineOutputs():
-                    self._rows[decision.member.stage] += decision.member.rows
+                    self._count(decision.member)
 
     def answered(self, query: int, done_ns: int) -> None:
-        """Record the time at which the client has its answer."""
-        self._arrivals.ended(query, done_ns + self._jitter.of(query))
+        """Record the time at which the client has its answer, or at which it gave the query up, if that is earlier."""
+        end_ns = done_ns + self._jitter.of(query)
+        if self._give_up is not None and (after_ns := self._give_up[query % len(self._give_up)]) >= 0:
+            given_up_ns = int(self._arrivals.record.sent_ns[query]) + after_ns
+            if given_up_ns < end_ns:
+                self._settle(query, Status.CANCELLED)
+                end_ns = given_up_ns
+        self._arrivals.answered(query, end_ns)
 
-    def server_report(self, pipeline: str) -> ServerReport:
+    def server_report(self) -> ServerReport:
         """Batches and stages as a live server reports them."""
-        return server_report(
-            self._sizes, {(pipeline, stage): rows for stage, rows in zip(self._stages, self._rows, strict=True) if rows}
-        )
+        stages = {
+            (pipeline.name, stage.name): rows
+            for pipeline, counts in zip(self._pipelines, self._rows, strict=True)
+            for stage, rows in zip(pipeline.stages, counts, strict=True)
+            if rows
+        }
+        return server_report(self._sizes, stages)
 
     def _completed(self, batch: DispatchBatch) -> None:
         batches, rows = self._sizes.get((batch.model, batch.partition), (0, 0.0))
         self._sizes[batch.model, batch.partition] = (batches + 1, rows + batch.rows)
         for member in batch.members:
-            self._rows[member.stage] += member.rows
+            self._count(member)
+
+    def _count(self, member: Member) -> None:
+        self._rows[self._pipeline_of(member.request)][member.stage] += member.rows
 
     def _settle(self, query: int, status: Status, reason: str = "") -> None:
         record = self._arrivals.record

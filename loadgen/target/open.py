@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
+from sluice.loadgen.target.address import EXPECTED
 from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, Target
 from sluice.loadgen.target.http import HttpTarget
+from sluice.loadgen.target.inproc import InProcessTarget
 from sluice.loadgen.target.plain import PlainTarget
 from sluice.models.client_tls import NO_TLS, ClientTls
 from sluice.models.errors import ConfigError
@@ -25,23 +27,26 @@ def open_target(
     queries asks for the server's times by stage; none does with 0. With a `path` the samples are bodies, which
     are posted there.
     """
-    scheme = url.partition("://")[0]
-    if (tls.cacert or tls.cert) and scheme in ("http", "grpc"):
+    scheme = url.partition(":")[0]
+    if (tls.cacert or tls.cert) and scheme not in ("https", "grpcs"):
         raise ConfigError(f"--cacert and --cert: require a target {scheme}s://host:port, got {url}")
     if connections < 1:
         raise ConfigError(f"--connections: expected at least 1, got {connections}")
     if max_outstanding < 1:
         raise ConfigError(f"--max-outstanding: expected at least 1, got {max_outstanding}")
-    if path and scheme not in ("http", "https"):
-        raise ConfigError(f"--path: requires a target http://host:port or https://host:port, got {url}")
+    over_http = scheme in ("http", "https", "unix", "http+unix")
+    if path and not over_http:
+        raise ConfigError(f"--path: requires a target over HTTP, got {url}")
     if path:
         return PlainTarget(url, path, connections, headers, tls, max_outstanding)
-    if scheme in ("http", "https"):
+    if scheme == "inproc":
+        if tuple(headers):
+            raise ConfigError(f"--header: requires a target with a server behind a socket, got {url}")
+        return InProcessTarget(url, max_outstanding, explain_every)
+    if over_http:
         return HttpTarget(url, connections, headers, tls, max_outstanding, explain_every)
-    if scheme in ("grpc", "grpcs"):
+    if scheme in ("grpc", "grpcs", "grpc+unix"):
         from sluice.loadgen.target.grpc import GrpcTarget
 
         return GrpcTarget(url, headers, tls, max_outstanding, explain_every)
-    raise ConfigError(
-        f"--target: expected http://host:port, https://…, grpc://…, grpcs://… or sim:FILE.yaml, got {url}"
-    )
+    raise ConfigError(f"--target: expected {EXPECTED}, got {url}")

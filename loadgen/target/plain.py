@@ -1,7 +1,6 @@
 """A target over HTTP that does not speak V2: prepared bodies, posted to one path."""
 
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from sluice.loadgen.records.bodies import BODY
 from sluice.loadgen.records.samples import TargetModel
@@ -13,7 +12,7 @@ from sluice.models.errors import ConfigError
 
 
 class PlainTarget(HttpTarget):
-    """A server at `http://host:port` or `https://host:port` that takes a POST of each sample's bytes to `path`.
+    """A server at a URL of `HttpTarget` that takes a POST of each sample's bytes to `path`.
 
     An answer with status 200 is one; its content is not read. Raises `ConfigError` for a path that no request can have.
     """
@@ -30,8 +29,8 @@ class PlainTarget(HttpTarget):
         if not (path.startswith("/") and path.isascii() and path.isprintable() and " " not in path):
             raise ConfigError(f"--path: expected a path such as /predict, percent-encoded, got {path!r}")
         super().__init__(url, connections, headers, tls, max_outstanding, explain_every=0)
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        self._head = f"POST {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc or 'localhost'}\r\n{lines}"
+        lines = "".join(f"{name}: {value}\r\n" for name, value in self._headers)
+        self._head = f"POST {path} HTTP/1.1\r\nHost: {self._address.authority}\r\n{lines}"
 
     async def metadata(self, model: str) -> TargetModel:
         """One input, the body; the server is not asked."""

@@ -20,7 +20,7 @@ from sluice.loadgen.traffic.processes.renewal import (
 )
 from sluice.loadgen.traffic.processes.replay import replay
 from sluice.loadgen.traffic.processes.varying_rate import RateCurve, varying
-from sluice.loadgen.traffic.trace import read_trace
+from sluice.loadgen.traffic.traces.formats.found import open_trace
 from sluice.models.errors import ConfigError
 
 DEFAULT_CV = 4.0
@@ -43,6 +43,8 @@ class ArrivalProcess(enum.StrEnum):
     MMPP = "mmpp"
     DIURNAL = "diurnal"
     TRACE = "trace"
+    MLPERF = "mlperf"
+    """The queries of MLPerf's LoadGen: times and samples, which its scenarios make together."""
 
 
 RENEWAL = (
@@ -93,7 +95,12 @@ class Arrivals(msgspec.Struct, frozen=True):
         return f"{text}, profile of {ProfileCurve(self.profile).duration_s:g} s" if self.profile else text
 
     def own_rate(self) -> float | None:
-        """The mean rate that a profile has by itself; None for what has none. Raises `ConfigError` as `draw` does."""
+        """The mean rate that a profile or a trace has by itself; None for a process.
+
+        Raises `ConfigError` as `draw` does.
+        """
+        if self.process is ArrivalProcess.TRACE:
+            return open_trace(self.trace).mean_rate
         return ProfileCurve(self.profile).mean_rate if self.profile else None
 
     def draw(self, rate: float, duration_s: float | None, queries: int | None, rng: np.random.Generator) -> Times:
@@ -103,8 +110,10 @@ class Arrivals(msgspec.Struct, frozen=True):
         either, a profile or a trace is played once. Raises `ConfigError` for parameters that cannot be drawn, and as
         `Bounds` does.
         """
+        if self.process is ArrivalProcess.MLPERF:
+            raise ConfigError("--arrivals mlperf: requires --scenario server, offline, single-stream or multi-stream")
         if self.process is ArrivalProcess.TRACE:
-            times = read_trace(self.trace)
+            times = open_trace(self.trace).t_s
             if duration_s is None and queries is None:
                 queries = len(times)
             return replay(times, Bounds(rate, duration_s, queries))

@@ -9,6 +9,7 @@ anywhere.
 """
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -17,9 +18,6 @@ from sluice.loadgen.traffic.mersenne import Integers, Mersenne
 from sluice.loadgen.traffic.processes.bounds import MAX_QUERIES
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
-
-OFFLINE_SLACK = 1.1
-"""LoadGen plans an Offline run 10 % longer than the least duration at the expected rate."""
 
 _BLOCK = 131_072
 
@@ -48,27 +46,29 @@ class SampleChoice(enum.StrEnum):
 class MlperfRules(msgspec.Struct, frozen=True):
     """Settings that LoadGen's choice of samples depends on; the defaults are LoadGen's, with the official seeds.
 
-    `min_queries` is the least number of queries (of samples in the Offline scenario), and `place` the place in the
-    loaded set that `SampleChoice.SAME` takes. `samples_per_query` is 1 except in the MultiStream scenario.
+    `min_queries` is the least number of queries, and `samples_per_query` is 1 except in the MultiStream scenario. A
+    loaded set has at most `set_size` samples, and accuracy mode takes `accuracy_samples` in all; 0 stands for all that
+    there are. `place` is the place in the loaded set that `SampleChoice.SAME` takes.
     """
 
     seeds: MlperfSeeds = MlperfSeeds()
     min_queries: int = 100
     samples_per_query: int = 1
+    set_size: int = 0
+    accuracy_samples: int = 0
     choice: SampleChoice = SampleChoice.RANDOM
     place: int = 0
 
 
 def performance_set(samples: int, rules: MlperfRules) -> Integers:
-    """The loaded set of performance mode: the first `samples` samples in random order."""
-    return accuracy_sets(samples, samples, rules)[0]
+    """The loaded set of performance mode: the first `set_size` of `samples` samples in random order."""
+    size = min(rules.set_size or samples, samples)
+    return _sets(size, size, rules)[0]
 
 
-def accuracy_sets(samples: int, set_size: int, rules: MlperfRules) -> list[Integers]:
-    """The loaded sets of accuracy mode: all samples in random order, in sets of `set_size` and one of the rest."""
-    order = Mersenne(rules.seeds.qsl).shuffle(np.arange(samples))
-    sets = (order[start : start + set_size] for start in range(0, samples, set_size))
-    return [np.resize(each, len(each) + rules.samples_per_query - 1) for each in sets]
+def accuracy_sets(samples: int, rules: MlperfRules) -> list[Integers]:
+    """The loaded sets of accuracy mode: the samples in random order, in sets of `set_size` and one of the rest."""
+    return _sets(min(rules.accuracy_samples or samples, samples), rules.set_size or samples, rules)
 
 
 def server_times(rules: MlperfRules, loaded: Integers, rate: float, duration_s: float) -> Integers:
@@ -79,7 +79,7 @@ def server_times(rules: MlperfRules, loaded: Integers, rate: float, duration_s: 
     `MAX_QUERIES`.
     """
     if rules.choice is SampleChoice.UNIQUE:
-        return accuracy_times(rules, loaded, rate)
+        return _arrivals(rules, rate, 0, len(loaded), 1)
     unit = len(loaded) if rules.choice is SampleChoice.PERMUTATIONS else 1
     return _arrivals(rules, rate, round(duration_s * NS_PER_S), rules.min_queries, unit)
 
@@ -98,39 +98,50 @@ def closed_loop_samples(rules: MlperfRules, loaded: Integers, queries: int) -> I
     return _performance_samples(rules, loaded, queries, max(rules.min_queries, queries))
 
 
-def offline_samples(rules: MlperfRules, loaded: Integers, rate: float, duration_s: float) -> Integers:
-    """The samples of the one query of the Offline scenario in performance mode, int64 (samples,).
+def offline_samples(rules: MlperfRules, loaded: Integers, samples: int) -> Integers:
+    """The samples of the Offline scenario in performance mode, at least `samples`, int64 (samples,).
 
-    They are `min_queries`, or as many as take `OFFLINE_SLACK` times the duration at the expected `rate`, if that is
-    more; one set with `SampleChoice.UNIQUE`, and whole sets with `SampleChoice.PERMUTATIONS`.
+    They are the loaded set over and over: once with `SampleChoice.UNIQUE`, and whole sets with
+    `SampleChoice.PERMUTATIONS`.
     """
-    count = max(rules.min_queries, int(OFFLINE_SLACK * duration_s * rate))
     match rules.choice:
         case SampleChoice.RANDOM:
-            return np.resize(loaded, count)
+            return np.resize(loaded, samples)
         case SampleChoice.UNIQUE:
             return loaded
         case SampleChoice.SAME:
-            return np.full(count, loaded[rules.place])
+            return np.full(samples, loaded[rules.place])
         case SampleChoice.PERMUTATIONS:
             engine = _engine(rules)
             _skip_shuffles(engine, 2, len(loaded))
-            return np.concatenate([engine.shuffle(loaded) for _ in range(-(-count // len(loaded)))])
+            return np.concatenate([engine.shuffle(loaded) for _ in range(-(-samples // len(loaded)))])
 
 
-def accuracy_times(rules: MlperfRules, loaded: Integers, rate: float) -> Integers:
-    """The due times of the Server scenario in accuracy mode, int64 nanoseconds: one for each sample of a loaded set."""
-    return _arrivals(rules, rate, 0, len(loaded), 1)
+def accuracy_times(rules: MlperfRules, sets: Sequence[Integers], rate: float) -> Integers:
+    """The due times of the Server scenario in accuracy mode, int64 nanoseconds: one for each sample of the sets.
+
+    LoadGen begins a set, with the same times, when that before is answered. Here it begins when one more query of that
+    set would be due.
+    """
+    times = _arrivals(rules, rate, 0, max(len(each) for each in sets) + 1, 1)
+    starts = np.cumsum([0, *(times[len(each)] for each in sets[:-1])])
+    return np.concatenate([start + times[: len(each)] for start, each in zip(starts, sets, strict=True)])
 
 
 def accuracy_samples(rules: MlperfRules, loaded: Integers) -> Integers:
     """The samples of a loaded set in the order of accuracy mode, int64 (queries, samples_per_query).
 
-    The last query of MultiStream ends with samples that have been in the first ones, unless it is full without. The
-    Offline scenario, which is not meant here, has them as they lie in the set.
+    The last query of MultiStream ends with samples of the first ones, unless it is full without. The Offline scenario
+    has the samples as they lie in the set.
     """
     size = _size(rules, loaded)
     return _queries(rules, loaded, _engine(rules).shuffle(np.arange(0, size, rules.samples_per_query)))
+
+
+def _sets(samples: int, set_size: int, rules: MlperfRules) -> list[Integers]:
+    order = Mersenne(rules.seeds.qsl).shuffle(np.arange(samples))
+    sets = (order[start : start + set_size] for start in range(0, samples, set_size))
+    return [np.resize(each, len(each) + rules.samples_per_query - 1) for each in sets]
 
 
 def _arrivals(rules: MlperfRules, rate: float, end_ns: int, least: int, unit: int) -> Integers:

@@ -4,6 +4,8 @@ import math
 
 import msgspec
 
+from sluice.models.errors import ConfigError
+
 
 class Pacing(msgspec.Struct, frozen=True):
     """A query leaves when it is due, and while fewer than `outstanding` are open; None stands for any number.
@@ -20,6 +22,22 @@ class Pacing(msgspec.Struct, frozen=True):
     min_ns: float = math.inf
     min_queries: float = math.inf
     max_ns: float = math.inf
+
+    def part(self, index: int, count: int) -> "Pacing":
+        """The rule for every `count`-th group from number `index` on, which leave apart from the others.
+
+        Raises `ConfigError` when too few queries may be open for each part to have one.
+        """
+        if self.outstanding is None:
+            return self
+        groups = self.outstanding // self.group
+        if groups < count:
+            raise ConfigError(f"--procs {count}: each process needs a query to keep open; the scenario has {groups}")
+        return msgspec.structs.replace(
+            self,
+            outstanding=len(range(index, groups, count)) * self.group,
+            min_queries=self.min_queries if math.isinf(self.min_queries) else -(-self.min_queries // count),
+        )
 
     def is_over(self, issued: int, last_ns: int, now_ns: int) -> bool:
         """True when no group leaves any more, after `issued` queries of which the last one left at `last_ns`."""

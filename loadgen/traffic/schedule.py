@@ -1,7 +1,7 @@
 """Schedules: the due time and the request of each query, fixed before the run starts."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,14 @@ class Schedule:
 
     def __len__(self) -> int:
         return len(self.due_ns)
+
+    def part(self, index: int, count: int) -> "Schedule":
+        """Every `count`-th query from number `index` on; groups stay together."""
+        rows = np.arange(len(self)) // self.group % count == index
+        cancel_ns = None if self.cancel_ns is None else self.cancel_ns[rows]
+        return replace(
+            self, due_ns=self.due_ns[rows], sample=self.sample[rows], stream=self.stream[rows], cancel_ns=cancel_ns
+        )
 
     @property
     def digest(self) -> str:

@@ -2,7 +2,21 @@
 
 import numpy as np
 
-STREAMS = ("arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace")
+STREAMS = (
+    "arrivals",
+    "samples",
+    "data",
+    "verdicts",
+    "service",
+    "ways",
+    "strays",
+    "pace",
+    "trace",
+    "mix",
+    "mix samples",
+    "cancellations",
+    "deadlines",
+)
 """The uses of randomness. New ones are appended: a stream's numbers depend on its position."""
 
 

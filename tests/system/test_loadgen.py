@@ -18,7 +18,7 @@ import pytest
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run import runner
 from sluice.loadgen.run.result import RunResult, Verdict
-from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError
 from tests.support.gateway.server import gateway_server
@@ -116,6 +116,46 @@ def test_a_lost_reply_is_a_timeout_and_the_run_ends() -> None:
         result = run(target, drain_timeout_s=5)
     assert (result.metrics.ok, result.metrics.timeout) == (199, 1)
     assert result.metrics.attainment == 0.995
+
+
+def test_a_lost_reply_holds_up_one_client_of_a_closed_loop_until_the_timeout() -> None:
+    async def lose_one(number: int, writer: asyncio.StreamWriter) -> None:
+        if number != 50:
+            writer.write(ANSWER)
+
+    with server(lose_one) as target:
+        result = run(target, rate=0.0, scenario=ScenarioName.SINGLE_STREAM, percentile=90.0, drain_timeout_s=0.3)
+    assert (result.metrics.ok, result.metrics.timeout) == (199, 1)
+    assert result.verdict is Verdict.MET
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings", "open_at_most"),
+    [
+        (ScenarioName.SINGLE_STREAM, {}, 1),
+        (ScenarioName.MULTI_STREAM, {"queries": 25}, 8),
+        (ScenarioName.OFFLINE, {"concurrency": 5}, 5),
+        (ScenarioName.CONCURRENCY, {"concurrency": 3}, 3),
+        (ScenarioName.CONCURRENCY, {"concurrency": 4, "rate": 2000.0}, 4),
+    ],
+)
+def test_a_server_sees_as_many_queries_at_a_time_as_the_scenario_says(
+    scenario: ScenarioName, settings: dict[str, object], open_at_most: int
+) -> None:
+    under_way = most = 0
+
+    async def count(number: int, writer: asyncio.StreamWriter) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.002)
+        under_way -= 1
+        writer.write(ANSWER)
+
+    arguments: dict[str, object] = {"rate": 0.0} | settings
+    with server(count) as target:
+        result = run(target, scenario=scenario, **arguments)  # type: ignore[arg-type]
+    assert (result.metrics.ok, most) == (200, open_at_most)
 
 
 def test_503_is_shed_with_its_reason() -> None:
@@ -258,6 +298,31 @@ def test_every_query_to_sluice_is_answered_and_counted(
     assert result.server is not None
     assert sum(batch.batches * batch.mean_rows for batch in result.server.batches) == pytest.approx(400)
     assert [(stage.stage, stage.rows) for stage in result.server.stages] == [("m", 400)]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("scenario", "settings", "answers"),
+    [
+        (ScenarioName.SINGLE_STREAM, {"queries": 80, "percentile": 90.0}, 80),
+        (ScenarioName.MULTI_STREAM, {"queries": 20, "each_once": True}, 64),
+        (ScenarioName.OFFLINE, {"queries": None, "min_queries": 300}, 300),
+        (ScenarioName.CONCURRENCY, {"queries": 100, "concurrency": 4}, 100),
+        (ScenarioName.JOBS, {"queries": 4, "rate": 20.0, "samples_per_query": 16}, 64),
+    ],
+)
+def test_every_scenario_runs_against_sluice(
+    gateway: tuple[dict[str, str], str],
+    protocol: str,
+    scenario: ScenarioName,
+    settings: dict[str, object],
+    answers: int,
+) -> None:
+    arguments: dict[str, object] = {"rate": 0.0} | settings
+    result = run(gateway[0][protocol], scenario=scenario, **arguments)  # type: ignore[arg-type]
+    assert result.metrics.ok == len(result.record) == answers
+    assert result.score.figures[0].value is not None or scenario is ScenarioName.MULTI_STREAM
+    assert result.baseline_lateness_ms is not None
 
 
 def test_both_protocols_predict_the_same(gateway: tuple[dict[str, str], str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from sluice.gateway.cluster.source import WorkerSource
 from sluice.gateway.executors.remote.worker import RemoteWorker, UnusableWorker, WorkerContext, WorkerFacts
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.worker_protocol.client import SessionRefused
-from sluice.models.errors import PartitionError
+from sluice.models.errors import PartitionError, WorkerGone
 from sluice.mps.ipc.messages import LoadResult, ModelFile
 from sluice.mps.isolation.back_off import BackOff
 
@@ -108,9 +108,9 @@ class RemotePartition:
             self._models.pop(key, None)
 
     def run(self, batch: DispatchBatch) -> None:
-        """Send a batch; raises PartitionError without a worker, or if its session has no room."""
+        """Send a batch; raises WorkerGone without a worker, and PartitionError if its session has no room."""
         if self._worker is None or not self._worker.is_up:
-            raise PartitionError(f"partition {self._slot} has no worker")
+            raise WorkerGone(f"partition {self._slot} has no worker")
         self._worker.run(batch)
 
     def revoke(self, batch: int) -> None:
@@ -177,7 +177,8 @@ class RemotePartition:
             self._serving = None
         worker, self._worker = self._worker, None
         if worker is not None:
-            task = asyncio.get_running_loop().create_task(worker.give_up(reason, GIVE_UP_S))
+            worker.leave(reason)
+            task = asyncio.get_running_loop().create_task(worker.close_when_idle(reason, GIVE_UP_S))
             self._leaving[worker] = task
             task.add_done_callback(lambda _: self._leaving.pop(worker, None))
 

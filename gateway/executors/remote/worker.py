@@ -243,9 +243,17 @@ class RemoteWorker:
             self.lost(f"node {self.node}: {reason}", is_node_lost=False)
             self.abandoned(reason)
 
-    async def give_up(self, reason: str, limit_s: float) -> None:
-        """Send no more batches, and end the session when those that were sent have ended or the time is over."""
-        self._leave(reason)
+    def leave(self, reason: str) -> None:
+        """Get no more batches; those that were sent end as usual."""
+        if self._is_leaving:
+            return
+        self._is_up, self._is_leaving = False, True
+        self._batches.drain()
+        if not self._is_process_lost:
+            self._owner.worker_lost(self, reason, planned=True, is_node_lost=False, failed={})
+
+    async def close_when_idle(self, reason: str, limit_s: float) -> None:
+        """End the session of a worker that leaves: when the batches that were sent have ended or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._batches.idle.wait()
@@ -300,15 +308,6 @@ class RemoteWorker:
             self._context.models.gone(peer)
         return True
 
-    def _leave(self, reason: str) -> None:
-        """Get no more batches; those that were sent end as usual."""
-        if self._is_leaving:
-            return
-        self._is_up, self._is_leaving = False, True
-        self._batches.drain()
-        if not self._is_process_lost:
-            self._owner.worker_lost(self, reason, planned=True, is_node_lost=False, failed={})
-
     def _refuse(self, reason: str) -> None:
         """Do not use the worker."""
         if self._stop():
@@ -353,7 +352,7 @@ class RemoteWorker:
                 self._reads.add(read)
                 read.add_done_callback(self._reads.discard)
             case Draining(reason):
-                self._leave(f"node {self.node}: {reason}")
+                self.leave(f"node {self.node}: {reason}")
             case _:
                 raise PartitionError(f"a {type(message).__name__} came, which was not expected")
 

@@ -20,7 +20,7 @@ from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import ModelCounts
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.tensors.assembly import Assembly
-from sluice.models.errors import PartitionError, ServingError
+from sluice.models.errors import ServingError, WorkerGone
 from sluice.models.spec import ModelSpec, public_key
 from sluice.mps.isolation.back_off import BackOff
 
@@ -102,9 +102,9 @@ class TritonPartition:
         await self._client.close()
 
     def run(self, batch: DispatchBatch) -> None:
-        """Send a batch; raises PartitionError when the breaker is open."""
+        """Send a batch; raises WorkerGone when the breaker is open."""
         if self.breaker is not Breaker.CLOSED:
-            raise PartitionError(f"the Triton server {self._name} is not in service")
+            raise WorkerGone(f"the Triton server {self._name} is not in service")
         self._batches.run(batch)
 
     async def counts(self) -> dict[str, ModelCounts]:

@@ -55,7 +55,7 @@ from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
 from sluice.gateway.tensors.responses import ModelResponse, ResponseRouter
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.backends.requests import CallResult, FailureCode
-from sluice.models.errors import PartitionError
+from sluice.models.errors import PartitionError, WorkerGone
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
@@ -251,12 +251,12 @@ class WorkerExecutor:
     def run(self, batch: DispatchBatch) -> None:
         """Lay out the inputs and send the batch.
 
-        Raises PartitionError without memory, without a worker, or if the batch does not fit into a message; nothing of
-        the batch is kept then.
+        Raises WorkerGone without a worker, and PartitionError without memory or if the batch does not fit into a
+        message; nothing of the batch is kept then.
         """
         worker = self._workers.get(batch.partition)
         if worker is None:
-            raise PartitionError(f"partition {batch.partition} has no worker")
+            raise WorkerGone(f"partition {batch.partition} has no worker")
         file = self._files[batch.partition][batch.model]
         requests = request_parts(batch, self.submission) if file.backend == SHOWS_REQUESTS else ()
         # Confidences and requests come by row, as sequences do, and the core knows the rows in their order.

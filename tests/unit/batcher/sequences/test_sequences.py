@@ -13,6 +13,7 @@ from sluice.batcher.interface.decisions import (
 )
 from sluice.batcher.interface.events import (
     BatchFailed,
+    BatchSuspended,
     FailureCause,
     PartitionLost,
     PartitionReady,
@@ -197,6 +198,15 @@ def test_a_sequence_ends_with_a_request_that_is_cancelled_before_it_ran() -> Non
         FailRequest(3, Outcome.CANCELLED_CLIENT, "a request of sequence 7 before it did not run")
     ]
     assert step(scheduler, MS, completed(1, 0, MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
+
+
+def test_a_slot_stays_in_use_while_a_request_of_an_ended_sequence_runs() -> None:
+    scheduler = sequential(slots=1)
+    assert batches(step(scheduler, 0, part(1, 7, start=True), part(2, 7))) == [("cpu0", {1: 0})]
+    assert step(scheduler, 0, RequestCancelled(2)) == [CancelRequest(2, Outcome.CANCELLED_CLIENT)]
+    suspended = step(scheduler, 0, BatchSuspended(1), part(3, 7, start=True))
+    assert batches(suspended) == [], "the partition is free, but the state of request 1 is in the slot"
+    assert batches(step(scheduler, MS, completed(1, 0, MS))) == [("cpu0", {3: 0})]
 
 
 def test_the_policy_waits_as_the_strategy_says() -> None:

@@ -2,15 +2,16 @@ import asyncio
 
 import pytest
 
-from sluice.batcher.interface.decisions import ReleaseReason
+from sluice.batcher.interface.decisions import DispatchBatch, ReleaseReason
 from sluice.batcher.interface.events import BatchCompleted, PartitionLost, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request_options import RequestOptions
-from sluice.models.errors import NotFoundError, PartitionError, RejectedError, RequestError
+from sluice.models.errors import NotFoundError, PartitionError, RejectedError, RequestError, WorkerGone
 from sluice.models.units import NS_PER_MS, NS_PER_S
-from tests.support.gateway.runtime_bench import Bench, FullDisk, Refusing, outcomes
+from tests.support.gateway.runtime_bench import READY, Bench, FullDisk, Refusing, outcomes
+from tests.support.gateway.timed_executor import TimedExecutor
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 
@@ -44,6 +45,32 @@ def test_a_batch_that_cannot_be_started_is_bisected_and_the_rest_is_answered(
         assert (small.outcome, medium.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
         assert large.outcome is outcome
         assert large.reason == "the batch could not be started: no room for the inputs"
+
+    run_virtual(main)
+
+
+class Leaving(TimedExecutor):
+    """Reports the loss of the worker in the moment in which it gets the first batch."""
+
+    left = False
+
+    def run(self, batch: DispatchBatch) -> None:
+        if not self.left:
+            self.left = True
+            self._report(PartitionLost(batch.partition, "given up"))
+            raise WorkerGone(f"partition {batch.partition} has no worker")
+        super().run(batch)
+
+
+def test_a_batch_for_a_worker_that_has_just_left_waits_for_the_next_one() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, Leaving)
+        future = bench.submit(2)[1]
+        await asyncio.sleep(0.01)
+        assert not future.done()
+        bench.runtime.report(READY)
+        assert (await future).outcome is Outcome.COMPLETED
+        assert [batch.rows for batch in bench.steps.batches()] == [2, 2], "it ran as it was"
 
     run_virtual(main)
 

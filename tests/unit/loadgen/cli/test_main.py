@@ -108,6 +108,32 @@ def test_a_simulation_without_a_host_says_so_once(
     assert (output.count(note), errors.count(note)) == (said, said)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (["single-stream", "--queries", "70", "--warmup", "0"], ("latency p90 by early stopping", "ms")),
+        (["multi-stream", "--min-queries", "700", "--warmup", "0"], ("latency p99 by early stopping", "ms")),
+        (["offline", "--max-queries", "500"], ("samples", "/s")),
+        (["concurrency", "--concurrency", "3", "--max-duration", "3"], ("completed queries", "/s")),
+        (["jobs", "--rate", "5", "--queries", "10", "--warmup", "0"], ("time of a job p99", "ms")),
+        (["server", "--rate", "50", "--mode", "accuracy", "--warmup", "0"], ("completed queries", "/s")),
+    ],
+)
+def test_each_scenario_has_its_score(
+    arguments: list[str], first: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    target = write_simulation(tmp_path)
+    shared = ["run", "--target", target, "--model", "small", "--json", str(report), "--scenario"]
+    assert main([*shared, *arguments]) == 0
+    output, errors = capsys.readouterr()
+    assert output.startswith(f"{arguments[0].capitalize()} scenario: small at {target} (SIMULATED)\n")
+    assert f"  score      {first[0]} " in output
+    assert "queries sent" not in errors  # no progress in a pipe
+    figure = json.loads(report.read_text())["score"]["figures"][0]
+    assert (figure["name"], figure["unit"]) == first
+
+
 def test_a_missed_objective_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["run", "--target", write_simulation(tmp_path), *FAST, "--rate", "10", "--slo-ms", "5"])
     assert code == 2
@@ -132,13 +158,16 @@ def test_an_unreachable_target_exits_with_5(scheme: str, capsys: pytest.CaptureF
     [
         (
             ["run", "--target", "ftp://x", *FAST, "--rate", "1"],
-            "expected http://host:port, https://…, grpc://…, grpcs://… or",
+            "expected http://host:port, https://…, grpc://…, grpcs://…, unix:///path (HTTP), ",
         ),
         (["run", "--target", "http://x:1/y", *FAST, "--rate", "1"], "expected http://host:port"),
         (["run", "--target", "sim:missing.yaml", *FAST, "--rate", "1"], "missing.yaml"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "100"], "--percentile"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--cv", "2"], "--cv: requires --arrivals gamma"),
-        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--trace", "x"], "--trace: requires --arrivals trace"),
+        (
+            ["run", "--target", "http://x:1", *FAST, "--rate", "1", "--arrivals", "poisson", "--trace", "x"],
+            "--trace: requires --arrivals trace",
+        ),
         (
             ["run", "--target", "http://x:1", *FAST, "--rate", "1", "--arrivals", "trace"],
             "--arrivals trace: requires --trace FILE",

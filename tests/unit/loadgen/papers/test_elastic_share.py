@@ -1,8 +1,8 @@
 import pytest
 
-from sluice.loadgen.cli.main import main
-from sluice.loadgen.papers.elastic_share import BESIDE_HARD, ONE_BY_ONE, PAUSING, STEADY, cases, table
+from sluice.loadgen.papers.elastic_share import BESIDE_HARD, ONE_BY_ONE, PAUSING, STEADY, cases, run, table
 from sluice.loadgen.papers.engines.shared_device import ShareCap, run_jobs
+from sluice.loadgen.papers.experiment import Effort
 
 
 def test_hard_shares_take_as_long_as_they_are_small() -> None:
@@ -43,10 +43,9 @@ def test_an_elastic_share_beside_a_hard_one_gets_its_share() -> None:
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 == pytest.approx(0.096, abs=0.001)
 
 
-def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "shares"]) == 0
-    line = "| both steady | 10 ms | hard | 10.00 | +0.0% | 1.11 | +0.0% | 20% |"
-    assert line in capsys.readouterr().out.splitlines()
+def test_the_report_has_the_table() -> None:
+    (lines,) = run(Effort()).tables
+    assert "| both steady | 10 ms | hard | 10.00 | +0.0% | 1.11 | +0.0% | 20% |" in lines.splitlines()
 
 
 def test_the_table_has_a_line_for_each_cap() -> None:

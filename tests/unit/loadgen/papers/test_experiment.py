@@ -1,31 +1,101 @@
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sluice.loadgen import papers
 from sluice.loadgen.cli.main import main
-from sluice.loadgen.papers.experiment import find_experiments
+from sluice.loadgen.papers.experiment import Effort, GateVerdict, find_experiments
 
-ONE_FILE = """
-from sluice.loadgen.papers.experiment import PaperExperiment
+MISSED = {"clockwork"}
+"""Experiments that miss a gate today."""
 
-EXPERIMENT = PaperExperiment("answers", "what the answer is", lambda: "| 42 |\\n")
+ANSWERS = """
+from sluice.loadgen.papers.experiment import ExperimentReport, Finding, PaperExperiment, gated
+
+def run(effort):
+    if effort.seeds == 99:
+        raise KeyboardInterrupt
+    answer = gated("answer", "42", published="41", gate="42", is_met=effort.seeds == 1, why="it was asked twice")
+    return ExperimentReport((answer, Finding("question", "unknown")), ("| 42 |\\n",))
+
+EXPERIMENT = PaperExperiment("answers", "it has one", "Adams 1979", given="the answer", assumed="nothing", run=run)
 """
+
+
+@pytest.fixture(autouse=True)
+def one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An experiment in a file of its own, and an empty cache."""
+    (tmp_path / "one_file.py").write_text(ANSWERS)
+    monkeypatch.setattr(papers, "__path__", [*papers.__path__, str(tmp_path)])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    sys.modules.pop("sluice.loadgen.papers.one_file", None)
 
 
 def test_every_experiment_is_found_once() -> None:
     names = [experiment.name for experiment in find_experiments()]
-    assert sorted(names) == ["mixed-packing", "nodes", "packing", "shares"]
+    assert {"answers", "packing", "xanadu"} <= set(names)
+    assert len(names) == len(set(names))
 
 
-def test_a_file_in_the_folder_is_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_file_in_the_folder_is_an_experiment_whose_gates_are_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "one_file.py").write_text(ONE_FILE)
-    monkeypatch.setattr(papers, "__path__", [*papers.__path__, str(tmp_path)])
-    try:
-        assert main(["paper", "answers"]) == 0
-    finally:
-        sys.modules.pop("sluice.loadgen.papers.one_file", None)
-    assert capsys.readouterr().out == "| 42 |\n"
+    page, document = tmp_path / "page.md", tmp_path / "page.json"
+    assert main(["paper", "run", "answers", "--seeds", "1", "--out", str(page), "--json", str(document)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "answers: it has one (Adams 1979)"
+    assert printed[2].split() == ["answer", "41", "42", "42", "met"]
+    assert printed[4].startswith("  verdict: met (")
+    assert "| answer | 41 | 42 | 42 | met |" in page.read_text()
+    assert "| 42 |\n" in page.read_text(), "the table behind the findings"
+    (experiment,) = json.loads(document.read_text())["experiments"]
+    assert (experiment["name"], experiment["verdict"]) == ("answers", "met")
+
+
+def test_a_missed_gate_is_printed_with_its_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "run", "answers", "--seeds", "2"]) == 2
+    printed = capsys.readouterr().out
+    assert "answer: it was asked twice" in printed
+    assert "verdict: missed" in printed
+
+
+def test_the_list_tells_the_last_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["paper", "run", "answers"])
+    capsys.readouterr()
+    assert main(["paper", "list"]) == 0
+    lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "missed" in lines["answers"]
+    assert "not run" in lines["xanadu"]
+    assert "Adams 1979" in lines["answers"]
+
+
+def test_an_interrupted_run_writes_what_it_has_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    assert main(["paper", "run", "xanadu", "answers", "--seeds", "99", "--out", str(page)]) == 4
+    assert "INTERRUPTED: 1 of 2 experiments have run" in capsys.readouterr().out
+    assert "## xanadu" in page.read_text()
+    assert "The run was interrupted" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nothing"], "paper run: expected all or one of "),
+        (["answers", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
+        (["answers", "--out", "/no/such/folder/page.md"], "--out: expected a file in a folder that exists"),
+    ],
+)
+def test_what_cannot_be_run_is_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "run", *arguments]) == 1
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [each.name for each in find_experiments() if each.name not in MISSED])
+def test_an_experiment_meets_its_gates_in_a_quick_run(name: str) -> None:
+    (experiment,) = (each for each in find_experiments() if each.name == name)
+    report = experiment.run(Effort(seeds=2, quick=True))
+    assert report.verdict is GateVerdict.MET, [each for each in report.findings if each.verdict is GateVerdict.MISSED]

@@ -2,9 +2,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from sluice.loadgen.cli.main import main
 from sluice.loadgen.papers import memory_packing
 from sluice.loadgen.papers.engines.packing_replay import SchedulerTiming
+from sluice.loadgen.papers.experiment import Effort
 from sluice.loadgen.papers.memory_packing import (
     EXTRA_PERCENT,
     PackingCase,
@@ -79,14 +79,10 @@ def test_arrivals_are_those_of_the_experiment() -> None:
     assert (len(gaps), min(gaps), max(gaps)) == (29, 20, 40)
 
 
-def test_the_command_prints_the_table(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_has_the_table(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_packing, "cases", lambda: iter(runs.values()))
-    assert main(["paper", "packing"]) == 0
-    assert (
-        "| best_fit | +0 % | 132 | 131 | 1334 | 1344 | +0.8% | 0 | 0 | 27976 |" in capsys.readouterr().out.splitlines()
-    )
+    (lines,) = memory_packing.run(Effort()).tables
+    assert "| best_fit | +0 % | 132 | 131 | 1334 | 1344 | +0.8% | 0 | 0 | 27976 |" in lines.splitlines()
 
 
 def test_published_figures_are_beside_those_of_the_replay(runs: Runs) -> None:

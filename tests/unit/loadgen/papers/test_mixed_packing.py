@@ -1,8 +1,8 @@
 import pytest
 
-from sluice.loadgen.cli.main import main
 from sluice.loadgen.papers import mixed_packing
 from sluice.loadgen.papers.engines.packing_replay import ReplayResult
+from sluice.loadgen.papers.experiment import Effort
 from sluice.loadgen.papers.memory_packing import EXTRA_PERCENT
 from sluice.loadgen.papers.mixed_packing import ENGINES, cases, ratios
 
@@ -41,11 +41,8 @@ def test_the_published_policy_gives_ratios_of_the_size_of_the_slides(runs: Runs)
     assert ratios(runs["exclusive"], runs["pp"]) == pytest.approx((14.3, 3.1), rel=0.03)
 
 
-def test_the_command_prints_the_table(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_has_the_table(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_packing, "cases", lambda: runs)
-    assert main(["paper", "mixed-packing"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = mixed_packing.run(Effort()).tables[0].splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| exclusive", "| best_fit", "| pp", "| peak_safe"]
     assert {line.count("|") for line in lines} == {13}

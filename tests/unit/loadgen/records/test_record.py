@@ -1,6 +1,6 @@
 import numpy as np
 
-from sluice.loadgen.records.record import MAX_REASONS, Record
+from sluice.loadgen.records.record import MAX_REASONS, Record, Status
 from sluice.loadgen.traffic.schedule import Schedule
 
 
@@ -37,3 +37,23 @@ def test_no_more_reasons_are_counted_apart_than_a_report_has_room_for() -> None:
     reasons = [f"{name} took 1 ms" for name in "abcdefghij"]
     known = dict.fromkeys(reasons[:MAX_REASONS], 1)
     assert counted(*reasons, "a took 2 ms", "j took 2 ms") == known | {"a took 1 ms": 2, "other reasons": 3}
+
+
+def test_records_are_joined_in_the_given_order_of_their_rows() -> None:
+    even, odd = (
+        Record.of(Schedule(np.array(due), np.array(samples)), slo_ns=5)
+        for due, samples in (([0, 20, 40], [7, 8, 9]), ([10, 30], [1, 2]))
+    )
+    even.status[:] = Status.OK
+    odd.status[:] = Status.ERROR
+    even.stages[1] = "small"
+    odd.stages[0] = "large"
+    even.count_reason("busy", 2)
+    odd.count_reason("busy")
+    joined = Record.joined([even, odd], np.array([0, 3, 1, 4, 2]))
+    assert joined.due_ns.tolist() == [0, 10, 20, 30, 40]
+    assert joined.sample.tolist() == [7, 1, 8, 2, 9]
+    assert joined.status.tolist() == [Status.OK, Status.ERROR, Status.OK, Status.ERROR, Status.OK]
+    assert joined.slo_ns.tolist() == [5] * 5
+    assert joined.stages == {1: "large", 2: "small"}
+    assert joined.reasons == {"busy": 3}

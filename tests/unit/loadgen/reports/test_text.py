@@ -102,7 +102,8 @@ def test_the_json_of_a_run() -> None:
     assert report["schema_version"] == 1
     assert report["kind"] == "run"
     assert report["config"]["rate"] == 1000
-    streams = {"arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace"}
+    streams = {"arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace", "trace"}
+    streams |= {"mix", "mix samples", "cancellations", "deadlines"}
     assert report["seeds"].keys() == {"master"} | streams
     assert report["metrics"]["latency_ms"]["p99"] == 10
     assert report["validity"] == {"valid": True, "reasons": []}

@@ -130,6 +130,12 @@ def test_a_client_that_was_late_once_does_not_end_the_search() -> None:
     assert not found.client_limited
 
 
+def test_a_client_that_is_late_without_load_ends_the_search() -> None:
+    found, plans = search(lambda plan: replace(target(1000, client_limit=1)(plan), baseline_lateness_ms=3.0))
+    assert rates(plans) == [100, 100]
+    assert (found.rate, found.client_limited) == (None, True)
+
+
 def test_an_interrupted_probe_ends_the_search_and_counts_for_nothing() -> None:
     found, plans = search(lambda plan: replace(target(1000)(plan), interrupted=plan.rate > 150))
     assert rates(plans) == [100, 200]

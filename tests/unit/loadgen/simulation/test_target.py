@@ -152,7 +152,7 @@ def test_a_simulation_reports_the_lines_of_a_live_run(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, host={}, escalation={"cascade": {"large": 1.0}})
     lines = run_text(run(config(target, "cascade", rate=1, slo_ms=100))).splitlines()
     assert [line[2:13].strip() for line in lines[2:-1]] == [
-        *("queries", "rate", "objective", "ms", "from due", "from sent", "waited", "client lag"),
+        *("queries", "rate", "score", "objective", "ms", "from due", "from sent", "waited", "client lag"),
         *("batches", "batches", "batches", "stage", "stage"),
     ]
     assert lines[-6:-1] == [

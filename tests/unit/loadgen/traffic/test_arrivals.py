@@ -7,7 +7,7 @@ from sluice.loadgen.traffic.processes.profile import parse_profile
 from sluice.models.errors import ConfigError
 
 
-@pytest.mark.parametrize("process", [each for each in ArrivalProcess if each is not ArrivalProcess.TRACE])
+@pytest.mark.parametrize("process", sorted(set(ArrivalProcess) - {ArrivalProcess.TRACE, ArrivalProcess.MLPERF}))
 def test_every_process_has_the_mean_rate_that_was_asked_for(process: ArrivalProcess) -> None:
     arrivals = Arrivals(process, cv=0.5, shape=3.0, period_s=1.0).draw(1000.0, None, 200_000, np.random.default_rng(4))
     assert len(arrivals) == 200_000

@@ -39,7 +39,7 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerBack,
     WorkerLost,
 )
-from sluice.models.errors import PartitionError
+from sluice.models.errors import PartitionError, WorkerGone
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.tensors.spec import DataType
@@ -585,6 +585,16 @@ async def test_a_worker_that_is_given_up_ends_its_batches_before_its_session_end
     assert isinstance(done, BatchCompleted)
     assert not session.is_open
     assert "lost edge-0" not in bench.source.heard
+
+
+@benched()
+async def test_the_loss_of_a_worker_that_is_given_up_is_reported_at_once(bench: Bench) -> None:
+    await bench.place()
+    bench.take()
+    bench.source.placed("edge-0", None, "given up")
+    assert bench.take() == [PartitionLost("edge-0", "given up")], "no batch may be sent there in between"
+    with pytest.raises(WorkerGone, match="partition edge-0 has no worker"):
+        bench.run(7, 1)
 
 
 @benched()

@@ -1,0 +1,1 @@
+"""Servers in the load generator's own process."""

@@ -1,0 +1,212 @@
+"""`--procs`: one schedule driven by several client processes, each of which has every n-th query."""
+
+import asyncio
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.run.issuer import on_interrupt
+from sluice.loadgen.run.live import Driven, no_predictions
+from sluice.loadgen.run.plan import Plan
+from sluice.loadgen.run.shard import DONE, READY, REFUSED, UNREACHABLE, Task
+from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.target.base import TargetUnreachable
+from sluice.models.errors import ConfigError
+from sluice.models.processes import module_environment
+from sluice.models.units import NS_PER_MS
+from sluice.mps.partitions.cpu import available_cores
+
+MAX_PROCESSES = 64
+SILENCE_S = 60.0
+"""A process that has said nothing for so long is ended; it says something every second."""
+
+_LEAD_NS = 50 * NS_PER_MS
+"""The time in which all processes hear of the start."""
+_EXIT_S = 10.0
+
+
+def automatic_count() -> int:
+    """The number of processes that leaves one of the available cores to the target; at least 1."""
+    return min(MAX_PROCESSES, max(1, len(available_cores()) - 1))
+
+
+async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
+    """Drive a plan with `config.procs` processes, and join what they have measured.
+
+    The queries of a process that is lost count as errors, and `Driven.lost` says so. Raises `ConfigError` and
+    `TargetUnreachable` as `drive` does.
+    """
+    plan.pacing.part(0, config.procs)  # refuses what the processes would refuse
+    with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
+        shards: list[_Shard] = []
+        try:
+            for index in range(config.procs):
+                own = _share(config, index)
+                file = Path(folder, str(index))
+                shards.append(await _started(Task(config, own, index, config.procs, plan.schedule.digest, file)))
+            await asyncio.gather(*(shard.hear(READY) for shard in shards))
+            with on_interrupt(asyncio.get_running_loop(), partial(_interrupt, shards)):
+                start_ns = time.monotonic_ns() + _LEAD_NS
+                await asyncio.gather(*(shard.finish(start_ns) for shard in shards))
+        finally:
+            await asyncio.gather(*(shard.end() for shard in shards))
+        return _joined(plan, shards, start_ns)
+
+
+class _Shard:
+    """One process; `lost` says how it was lost, and is empty otherwise."""
+
+    def __init__(self, task: Task, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._task = task
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self.lost = ""
+
+    async def hear(self, line: bytes) -> None:
+        """Wait until the process says this, or is lost; raises the error that it says."""
+        while not self.lost:
+            try:
+                said = (await asyncio.wait_for(self._stdout.readline(), SILENCE_S)).removesuffix(b"\n")
+            except TimeoutError:
+                self._lose(f"said nothing for {SILENCE_S:g} s")
+                return
+            if said == line:
+                return
+            if said.startswith(UNREACHABLE):
+                raise TargetUnreachable(said.removeprefix(UNREACHABLE).decode())
+            if said.startswith(REFUSED):
+                raise ConfigError(said.removeprefix(REFUSED).decode())
+            if self._stdout.at_eof():
+                self._lose(f"ended with {_exit_text(await self._process.wait())}")
+
+    async def finish(self, start_ns: int) -> None:
+        """Tell the process the start, and wait until it has driven its queries."""
+        if not self.lost:
+            with suppress(ConnectionError):  # it is lost, which its output tells
+                self._stdin.write(b"%d\n" % start_ns)
+                await self._stdin.drain()
+            await self.hear(DONE)
+
+    def interrupt(self) -> None:
+        """Pass an interrupt on."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGINT)
+
+    async def end(self) -> None:
+        """Let the process exit, or end it."""
+        if self._process.returncode is None and not self._task.file.exists():
+            self._process.kill()
+        try:
+            await asyncio.wait_for(self._process.wait(), _EXIT_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    def driven(self, plan: Plan) -> Driven:
+        """What the process has driven; if it was lost, its queries are errors, or left out in a closed loop."""
+        if not self.lost:
+            with self._task.file.open("rb") as file:
+                driven: Driven = pickle.load(file)
+            return driven
+        part = plan.schedule.part(self._task.index, self._task.count)
+        record = Record.of(part, plan.table.slo_ns(part.sample))
+        if plan.pacing.outstanding is not None:
+            record = record.head(0)  # what it would have sent depended on the answers
+        record.status[:] = Status.ERROR
+        record.done_ns[:] = record.due_ns
+        record.count_reason(self.lost, len(record))
+        predictions = no_predictions(len(record), plan) if plan.table.is_labelled else None
+        return Driven(
+            record,
+            interrupted=False,
+            start_ns=0,
+            cpu_ns=0,
+            cpu_share=None,
+            baseline_lateness_ms=0.0,
+            predictions=predictions,
+        )
+
+    def _lose(self, how: str) -> None:
+        self.lost = f"client process {self._task.index + 1} of {self._task.count} {how}"
+
+
+async def _started(task: Task) -> _Shard:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sluice.loadgen.run.shard"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=module_environment(),
+        start_new_session=True,  # an interrupt at the terminal is for this process, which passes it on
+    )
+    shard = _Shard(task, process)
+    assert process.stdin is not None
+    with suppress(ConnectionError):
+        process.stdin.write(pickle.dumps(task))
+        await process.stdin.drain()
+    return shard
+
+
+def _interrupt(shards: Iterable[_Shard]) -> None:
+    for shard in shards:
+        shard.interrupt()
+
+
+def _share(config: RunConfig, index: int) -> RunConfig:
+    """The configuration of one process, with its share of what all of them have together."""
+    if config.procs > min(config.connections, config.max_outstanding):
+        raise ConfigError(
+            f"--procs {config.procs}: each process needs a connection; expected at least as many --connections and "
+            f"--max-outstanding, got {config.connections} and {config.max_outstanding}"
+        )
+
+    def share(total: int) -> int:
+        return len(range(index, total, config.procs))
+
+    return msgspec.structs.replace(
+        config, connections=share(config.connections), max_outstanding=share(config.max_outstanding)
+    )
+
+
+def _joined(plan: Plan, shards: Sequence[_Shard], start_ns: int) -> Driven:
+    parts = [shard.driven(plan) for shard in shards]
+    records = [part.record for part in parts]
+    group = plan.schedule.group
+    numbers = np.concatenate(
+        [
+            (rows // group * len(parts) + index) * group + rows % group
+            for index, rows in enumerate(np.arange(len(record)) for record in records)
+        ]
+    )
+    # By number, as all queries were due; in a closed loop, which has no such times, as they were issued.
+    order = np.lexsort((numbers, np.concatenate([record.due_ns for record in records])))
+    return Driven(
+        record=Record.joined(records, order),
+        interrupted=any(part.interrupted for part in parts),
+        start_ns=start_ns,
+        cpu_ns=sum(part.cpu_ns for part in parts),
+        cpu_share=max((part.cpu_share for part in parts if part.cpu_share is not None), default=None),
+        baseline_lateness_ms=max(part.baseline_lateness_ms for part in parts),
+        predictions=(
+            None
+            if not plan.table.is_labelled
+            else np.concatenate([part.predictions for part in parts if part.predictions is not None])[order]
+        ),
+        lost=tuple(shard.lost for shard in shards if shard.lost),
+    )
+
+
+def _exit_text(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"

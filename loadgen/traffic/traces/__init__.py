@@ -1,0 +1,1 @@
+"""Traces: recorded arrivals, read from the formats in which they are published, changed, and described."""

@@ -1,0 +1,1 @@
+"""The formats in which traces are published, one file each; `found` knows them all."""
