@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.peers import client, workload
-from benchmarks.peers.client import Client, Effort, LoadgenFailed, samples_of
+from benchmarks.peers.client import Client, Effort, Loadgen, LoadgenFailed, samples_of
 from benchmarks.peers.document import document
 from benchmarks.peers.environments import NotInstalled, install
 from benchmarks.peers.peer import PEERS, Peer
@@ -33,12 +33,13 @@ STEP_DOWN = 1.1
 
 
 class Inputs(NamedTuple):
-    """What all servers get: the ONNX files, the module of models, the rows to send and the right answers."""
+    """What all servers get: the ONNX files, the module of models, the rows, the right answers, and the client."""
 
     files: Path
     served: ModuleType
     requests: dict[str, Rows]
     right: dict[str, Answers]
+    loadgen: Loadgen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,9 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workload.build(files)
         served, requests = workload.served_models(files), workload.requests()
         right = {name: served.ALL[name].open()(rows) for name, rows in requests.items()}
-        inputs = Inputs(files, served, requests, right)
+        loadgen = Loadgen(Path(scratch))
+        inputs = Inputs(files, served, requests, right, loadgen)
         models = [model for model in MODELS if model.name in options.models]
-        _rounds(chosen, models, inputs, results, time.monotonic() + options.minutes * 60, Path(scratch))
+        try:
+            _rounds(chosen, models, inputs, results, time.monotonic() + options.minutes * 60, Path(scratch))
+        finally:
+            loadgen.end()
     (options.out / "peers.md").write_text(document(results))
     print(f"Wrote {options.out / 'peers.md'}")
     return 0
@@ -165,7 +170,7 @@ def _model(
     scratch: Path,
 ) -> Figures:
     samples = samples_of(server, model.name, protocol, inputs.requests[model.name], scratch / "samples")
-    measured = Client(server, model, protocol, samples, 1000 * number, scratch)
+    measured = Client(inputs.loadgen, server, model, protocol, samples, 1000 * number)
     fixed = [measured.at_rate(rate, effort.fixed_s) for rate in model.rates]
     known = results.values(server.peer.key, model.name, protocol, "highest", "rate")
     start = float(np.median(known)) / STEP_DOWN if known else float(model.rates[1])

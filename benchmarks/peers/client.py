@@ -1,8 +1,12 @@
 """The client: this repository's load generator as a command, on a core of its own."""
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
+import os
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +14,8 @@ import numpy as np
 
 from benchmarks.peers.running import RunningPeer
 from benchmarks.peers.workload import SLO_MS, Model, Rows
-from benchmarks.support.processes import ROOT, pinned
+from benchmarks.support.processes import pinned
+from sluice.loadgen.cli.main import main
 
 CORE = 1
 CONNECTIONS = 1024
@@ -26,7 +31,7 @@ class Effort(NamedTuple):
 
 
 FULL = Effort(
-    0.7, 1.6, ("--duration", "3", "--min-duration", "0.6", "--warmup", "0.2", "--precision", "10", "--max-probes", "12")
+    0.6, 1.2, ("--duration", "3", "--min-duration", "0.6", "--warmup", "0.2", "--precision", "10", "--max-probes", "12")
 )
 QUICK = Effort(
     0.4, 0.6, ("--duration", "1", "--min-duration", "0.4", "--warmup", "0.1", "--precision", "30", "--max-probes", "4")
@@ -58,29 +63,69 @@ def samples_of(server: RunningPeer, model: str, protocol: str, rows: Rows, folde
     return ["--bodies", str(bodies), "--path", path, f"--header=content-type: {form.content_type}"]
 
 
+class Loadgen:
+    """The command `loadgen` in a process of its own, which is started once: a start takes longer than most runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._report = folder / "report.json"
+        self._pool: ProcessPoolExecutor | None = None
+
+    def report(self, arguments: list[str]) -> dict[str, Any]:
+        """The JSON report of a command; raises LoadgenFailed."""
+        self._report.unlink(missing_ok=True)
+        if self._pool is None:
+            with pinned(CORE):  # the process starts with its first task and inherits the core
+                self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+                self._pool.submit(os.getpid).result(LIMIT_S)
+        try:
+            errors = self._pool.submit(_loadgen, [*arguments, "--json", str(self._report)]).result(LIMIT_S)
+        except (TimeoutError, BrokenProcessPool) as error:
+            self.end()
+            raise LoadgenFailed(f"loadgen {arguments[0]}: no report within {LIMIT_S:g} s") from error
+        if not self._report.exists():
+            raise LoadgenFailed(errors.strip() or f"loadgen {arguments[0]}: no report")
+        report: dict[str, Any] = json.loads(self._report.read_bytes())
+        return report
+
+    def end(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            for process in pool._processes.values():
+                process.kill()
+            pool.shutdown()
+
+
+def _loadgen(arguments: list[str]) -> str:
+    """Run the command; what it wrote to stderr."""
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        main(arguments)
+    return errors.getvalue()
+
+
 class Client:
     """Measures a model of a server over one protocol. `seed` is that of the round, equal for all servers."""
 
     def __init__(
-        self, server: RunningPeer, model: Model, protocol: str, samples: list[str], seed: int, folder: Path
+        self, loadgen: "Loadgen", server: RunningPeer, model: Model, protocol: str, samples: list[str], seed: int
     ) -> None:
+        self._loadgen = loadgen
         self._server = server
-        self._model = model
-        self._report = folder / "report.json"
         target = ["--target", f"{protocol}://127.0.0.1:{server.port(protocol)}", "--model", model.name]
         objective = ["--slo-ms", str(SLO_MS), "--percentile", str(PERCENTILE), "--seed", str(seed)]
         self._options = [*target, *samples, *objective, "--connections", str(CONNECTIONS)]
 
     def alone(self, seconds: float) -> dict[str, float | None]:
         """Latency of one client that waits for each answer."""
-        report = self._loadgen("run", "--scenario", "single-stream", "--duration", f"{seconds}", "--warmup", "0.1")
+        report = self._measured("run", "--scenario", "single-stream", "--duration", f"{seconds}", "--warmup", "0.1")
         return _latency(report)
 
     def at_rate(self, rate: int, seconds: float) -> dict[str, Any]:
         """Latency, the share in time, and processor time a request, at a fixed rate."""
         queries = round(rate * seconds)
         before = self._server.cpu_ns()
-        report = self._loadgen("run", "--rate", f"{rate}", "--queries", str(queries), "--warmup", "0.1")
+        report = self._measured("run", "--rate", f"{rate}", "--queries", str(queries), "--warmup", "0.1")
         cpu_us = (self._server.cpu_ns() - before) / 1e3 / queries
         met = report["metrics"]["attainment"]
         late = bool(report["validity"]["reasons"])
@@ -88,24 +133,11 @@ class Client:
 
     def highest_rate(self, start: float, effort: Effort) -> dict[str, Any]:
         """The highest rate within the objective; None where no rate was confirmed."""
-        report = self._loadgen("find-max", "--start", f"{start:.1f}", *effort.search)
+        report = self._measured("find-max", "--start", f"{start:.1f}", *effort.search)
         return {"rate": report["rate"], "client_limited": report["client_limited"], "probes": len(report["probes"])}
 
-    def _loadgen(self, command: str, *options: str) -> dict[str, Any]:
-        self._report.unlink(missing_ok=True)
-        line = [sys.executable, "-m", "sluice.loadgen.cli.main", command, *options, *self._options]
-        with pinned(CORE):
-            try:
-                ended = subprocess.run(
-                    [*line, "--json", str(self._report)],
-                    cwd=ROOT, check=False, capture_output=True, text=True, timeout=LIMIT_S,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired as error:
-                raise LoadgenFailed(f"loadgen {command} took over {LIMIT_S:g} s") from error
-        if not self._report.exists():
-            raise LoadgenFailed((ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1])
-        report: dict[str, Any] = json.loads(self._report.read_bytes())
-        return report
+    def _measured(self, command: str, *options: str) -> dict[str, Any]:
+        return self._loadgen.report([command, *options, *self._options])
 
 
 def _latency(report: dict[str, Any]) -> dict[str, float | None]:
