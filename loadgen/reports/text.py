@@ -150,10 +150,7 @@ def _server_lines(server: ServerReport | None) -> Iterator[str]:
 
 
 def _stage_lines(result: RunResult) -> Iterator[str]:
-    rows = [
-        (f"{stage.stage} on {stage.partition}", *(f"{value:.3f}" for value in stage.times_ms))
-        for stage in result.figures.stages
-    ]
+    rows = [(stage.title, *(f"{value:.3f}" for value in stage.times_ms)) for stage in result.figures.stages]
     if rows:
         header = ("ms of a sample", "queue", "batch wait", "hand-off", "compute", "return")
         yield from (f"  {line}" for line in table_lines([header, *rows], left=1))
