@@ -11,7 +11,7 @@ import msgspec
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, REGRESSION, add_run_options, run_config, write_report
 from sluice.loadgen.cli.scenario_options import add_scenario_options, scenario_settings
 from sluice.loadgen.comparison.compared_run import ComparedRun, read_runs
-from sluice.loadgen.comparison.contrast import MIN_PAIRS, Judgement, compare
+from sluice.loadgen.comparison.contrast import MIN_PAIRS, ComparisonVerdict, compare
 from sluice.loadgen.comparison.interleaved import run_interleaved
 from sluice.loadgen.comparison.report import comparison_report, comparison_text, run_line
 from sluice.loadgen.run.runner import run
@@ -65,7 +65,7 @@ def _compare(options: argparse.Namespace) -> int:
     write_report(options.json, comparison_report(names, comparisons, threshold))
     if interrupted or any(comparison.limits for comparison in comparisons.values()):
         return INVALID
-    worse = any(comparison.judgement is Judgement.WORSE for comparison in comparisons.values())
+    worse = any(comparison.verdict is ComparisonVerdict.WORSE for comparison in comparisons.values())
     return REGRESSION if worse and options.fail_on_regression else MET
 
 

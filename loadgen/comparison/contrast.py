@@ -25,7 +25,7 @@ _LARGEST_RATIO = 1e6
 Pair = tuple[ComparedRun, ComparedRun]
 
 
-class Judgement(enum.StrEnum):
+class ComparisonVerdict(enum.StrEnum):
     """Verdict on a target or on a figure of it, compared with the first target."""
 
     BETTER = "better"
@@ -48,7 +48,7 @@ class Contrast:
     second: float
     ratio: float
     interval: Interval
-    judgement: Judgement
+    verdict: ComparisonVerdict
     undecided: bool
 
 
@@ -60,13 +60,13 @@ class Comparison:
     contrasts: tuple[Contrast, ...]
 
     @property
-    def judgement(self) -> Judgement:
+    def verdict(self) -> ComparisonVerdict:
         """Worse if any figure is worse; else better if any is better."""
-        judgements = {contrast.judgement for contrast in self.contrasts}
-        for verdict in (Judgement.WORSE, Judgement.BETTER):
-            if verdict in judgements:
+        verdicts = {contrast.verdict for contrast in self.contrasts}
+        for verdict in (ComparisonVerdict.WORSE, ComparisonVerdict.BETTER):
+            if verdict in verdicts:
                 return verdict
-        return Judgement.SAME
+        return ComparisonVerdict.SAME
 
     @property
     def limits(self) -> list[str]:
@@ -125,11 +125,11 @@ def _contrast(figure: ComparedFigure, pairs: Sequence[Pair], threshold: float) -
     # Seen so that larger is better.
     gain = ratio if figure.better > 0 else 1 / ratio
     low, high = sorted(end**figure.better for end in (interval.low, interval.high))
-    judgement = Judgement.SAME
+    verdict = ComparisonVerdict.SAME
     if gain > 1 + threshold and low > 1:
-        judgement = Judgement.BETTER
+        verdict = ComparisonVerdict.BETTER
     elif gain < 1 / (1 + threshold) and high < 1:
-        judgement = Judgement.WORSE
+        verdict = ComparisonVerdict.WORSE
     reaches = low < 1 / (1 + threshold) or high > 1 + threshold
     return Contrast(
         figure,
@@ -137,8 +137,8 @@ def _contrast(figure: ComparedFigure, pairs: Sequence[Pair], threshold: float) -
         median(values[:, 1].tolist()),
         ratio,
         interval,
-        judgement,
-        undecided=judgement is Judgement.SAME and reaches,
+        verdict,
+        undecided=verdict is ComparisonVerdict.SAME and reaches,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sluice.loadgen.comparison.compared_run import ComparedRun
-from sluice.loadgen.comparison.contrast import CONFIDENCE, Comparison, Contrast, Judgement
+from sluice.loadgen.comparison.contrast import CONFIDENCE, Comparison, ComparisonVerdict, Contrast
 from sluice.loadgen.reports.document import document
 from sluice.models.text_table import table_lines
 
@@ -33,7 +33,7 @@ def comparison_report(names: Mapping[str, str], comparisons: Mapping[str, Compar
         "schedules": [pair[0].schedule_digest for pair in first.pairs],
         "comparisons": {
             label: {
-                "verdict": comparison.judgement,
+                "verdict": comparison.verdict,
                 "limits": comparison.limits,
                 "figures": {contrast.figure.name: _contrast(contrast) for contrast in comparison.contrasts},
                 "pairs": [[_run(run) for run in pair] for pair in comparison.pairs],
@@ -50,7 +50,7 @@ def _contrast(contrast: Contrast) -> dict[str, object]:
         "second": contrast.second,
         "ratio": contrast.ratio,
         "interval": contrast.interval,
-        "verdict": contrast.judgement,
+        "verdict": contrast.verdict,
         "undecided": contrast.undecided,
     }
 
@@ -73,11 +73,11 @@ def _lines(names: Mapping[str, str], comparisons: Mapping[str, Comparison], thre
             yield f"Note: {figures} may differ by more than {threshold * 100:g} %; more --seeds would tell"
     yield ""
     for label, comparison in comparisons.items():
-        yield f"Result: {label} is {_against(comparison.judgement)} A"
+        yield f"Result: {label} is {_against(comparison.verdict)} A"
 
 
-def _against(judgement: Judgement) -> str:
-    return "the same as" if judgement is Judgement.SAME else f"{judgement.upper()} than"
+def _against(verdict: ComparisonVerdict) -> str:
+    return "the same as" if verdict is ComparisonVerdict.SAME else f"{verdict.upper()} than"
 
 
 def _heading(label: str) -> Sequence[str]:
@@ -92,5 +92,5 @@ def _row(contrast: Contrast) -> Sequence[str]:
         form.format(contrast.second),
         f"{contrast.ratio:.3f}",
         f"{contrast.interval.low:.3f} to {contrast.interval.high:.3f}",
-        contrast.judgement,
+        contrast.verdict,
     )

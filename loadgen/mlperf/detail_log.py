@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM, LoggedRun, LoggedSettings
 from sluice.loadgen.mlperf.marking import NOT_A_RESULT, NOT_A_RESULT_KEY
-from sluice.loadgen.mlperf.outcome import PERCENTILES, LatencyFigures, Outcome
+from sluice.loadgen.mlperf.outcome import PERCENTILES, LatencyFigures, LoggedOutcome
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 MARKER = ":::MLLOG "
@@ -29,7 +29,7 @@ class DetailLine:
     warning: bool = False
 
 
-def detail_lines(run: LoggedRun, found: Outcome | None) -> list[DetailLine]:
+def detail_lines(run: LoggedRun, found: LoggedOutcome | None) -> list[DetailLine]:
     """The lines of the log; `found` is None in accuracy mode."""
     lines = [
         DetailLine("loadgen_version", "Sluice"),
@@ -153,7 +153,7 @@ def _events(run: LoggedRun) -> Iterator[DetailLine]:
         yield DetailLine("power_end", _power_time(run.began_s + run.end_ns / NS_PER_S), ended_ms, _END)
 
 
-def _results(run: LoggedRun, found: Outcome) -> Iterator[tuple[str, Value]]:
+def _results(run: LoggedRun, found: LoggedOutcome) -> Iterator[tuple[str, Value]]:
     yield "result_validity", "VALID" if found.valid else "INVALID"
     if found.performance_met is not None:
         yield "result_perf_constraints_met", found.performance_met

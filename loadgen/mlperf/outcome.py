@@ -37,7 +37,7 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoggedOutcome:
     """The figures of a run.
 
     `target_percentile_ns` is the latency at the scenario's percentile. `performance_met` is None where a scenario has
@@ -61,7 +61,7 @@ class Outcome:
     valid: bool
 
 
-def outcome(run: LoggedRun) -> Outcome:
+def outcome(run: LoggedRun) -> LoggedOutcome:
     """Compute the figures of a performance run; it has at least one query."""
     settings = run.settings
     sample_ns, query_ns = np.sort(run.latency_ns), np.sort(run.query_latency_ns)
@@ -84,7 +84,7 @@ def outcome(run: LoggedRun) -> Outcome:
     # One less, because the span reaches to the beginning of the last.
     completed_per_s = _per_s(answered - 1, run.end_ns)
     offline_per_s = _per_s(answered, run.end_ns)
-    return Outcome(
+    return LoggedOutcome(
         metric={
             SERVER: completed_per_s,
             OFFLINE: offline_per_s,

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM, LoggedRun, LoggedSettings
 from sluice.loadgen.mlperf.marking import NOT_A_RESULT
-from sluice.loadgen.mlperf.outcome import PERCENTILES, LatencyFigures, Outcome
+from sluice.loadgen.mlperf.outcome import PERCENTILES, LatencyFigures, LoggedOutcome
 
 _RULE = "================================================"
 
 
-def summary_log(run: LoggedRun, found: Outcome | None, errors: int, warnings: int) -> str:
+def summary_log(run: LoggedRun, found: LoggedOutcome | None, errors: int, warnings: int) -> str:
     """The text of the file; `found` is None for a run in accuracy mode, of which LoadGen's summary tells no figures.
 
     `errors` and `warnings` count those of the detail log.
@@ -18,7 +18,7 @@ def summary_log(run: LoggedRun, found: Outcome | None, errors: int, warnings: in
     return "\n".join((*lines, "", _count(warnings, "warning"), "", _count(errors, "ERROR"))) + "\n"
 
 
-def _lines(run: LoggedRun, found: Outcome) -> Iterator[str]:
+def _lines(run: LoggedRun, found: LoggedOutcome) -> Iterator[str]:
     yield from (_RULE, "MLPerf Results Summary", _RULE)
     yield f"Note     : {NOT_A_RESULT}"
     yield f"SUT name : {run.system}"

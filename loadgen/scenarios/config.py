@@ -45,7 +45,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
     The settings of a server in `policy_file` replace those of a simulated target, whose random times have the seed
-    `service_seed`, by default `seed`. `kept_outputs` says which outputs of a live target the result has.
+    `service_seed`, by default `seed`. `kept_outputs` says which outputs of a live target the result has. With a `path`
+    the target does not speak V2: the samples are the files at `bodies`, which are posted there as they are.
     """
 
     target: str
@@ -80,6 +81,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     deadline_spread: DeadlineSpread | None = None
     trace_slo_scale: float = 1.0
     schedule_file: str = ""
+    path: str = ""
+    bodies: str = ""
     mlperf: MlperfRules = MlperfRules()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS

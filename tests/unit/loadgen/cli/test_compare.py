@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sluice.loadgen.cli.main import main
-from sluice.loadgen.comparison.contrast import Judgement, compare
+from sluice.loadgen.comparison.contrast import ComparisonVerdict, compare
 from sluice.loadgen.comparison.interleaved import run_interleaved
 from sluice.loadgen.run.runner import run
 from sluice.loadgen.scenarios.config import RunConfig
@@ -42,15 +42,15 @@ def test_a_faster_target_is_better_and_a_slower_one_a_regression(
 
 def test_a_target_is_the_same_as_itself_although_its_service_times_differ(tmp_path: Path) -> None:
     target = noisy(tmp_path / "a", 1.0)
-    verdicts: Counter[Judgement] = Counter()
+    verdicts: Counter[ComparisonVerdict] = Counter()
     for number in range(8):
         config = RunConfig(
             target="", model="small", rate=70, duration_s=5, slo_ms=100, warmup_s=0.5, seed=1000 * number
         )
         one, other = run_interleaved(config, [target, target], 3, run, lambda each: None, own_service_times=True)
         assert [each.metrics for each in one] != [each.metrics for each in other]
-        verdicts[compare(one, other, 0.05).judgement] += 1
-    assert verdicts[Judgement.SAME] >= 7
+        verdicts[compare(one, other, 0.05).verdict] += 1
+    assert verdicts[ComparisonVerdict.SAME] >= 7
 
 
 def test_three_targets_are_compared_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
