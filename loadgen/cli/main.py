@@ -1,16 +1,18 @@
 """The command `loadgen`."""
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 
-from sluice.loadgen.cli import find_max, paper, run, schedule, selfcheck, trace, validate_sim
+from sluice.loadgen.cli import find_max, mlperf, paper, report, run, schedule, selfcheck, sweep, trace, validate_sim
+from sluice.loadgen.cli.conf_options import conf_defaults
 from sluice.loadgen.cli.options import EPILOG, INVALID, UNREACHABLE, USAGE
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.command_line import Parser
 from sluice.models.errors import ServingError
 
-_COMMANDS = (run, find_max, trace, schedule, selfcheck, validate_sim, paper)
+_COMMANDS = (run, find_max, sweep, report, trace, schedule, mlperf, selfcheck, validate_sim, paper)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("loadgen: runs on Linux only (it paces with timerfd)", file=sys.stderr)
         return USAGE
     given = sys.argv[1:] if arguments is None else arguments
-    options = build_parser().parse(given, os.environ)
     try:
+        options = _parse(given)
         status: int = options.run(options)
     except TargetUnreachable as error:
         print(f"loadgen: {error}", file=sys.stderr)
@@ -32,6 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("loadgen: interrupted", file=sys.stderr)
         return INVALID
     return status
+
+
+def _parse(given: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line, with defaults from the configuration files that it names."""
+    options = build_parser().parse(given, os.environ)
+    if defaults := conf_defaults(options):
+        parser = build_parser()
+        parser.command(given)[1].set_defaults(**defaults)
+        options = parser.parse(given, os.environ)
+    return options
 
 
 class _Parser(Parser):

@@ -54,6 +54,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--output", default="", metavar="NAME", help="output to compare with the labels (default: the first)")
     add("--rows", type=int, default=1, metavar="N", help="rows a query carries (default 1)")
     add("--metrics-url", default="", metavar="URL", help="Prometheus metrics of the server, for the report")
+    share = "%% of the queries that ask the server for their times by stage (default 1; 0: none)"
+    add("--explain-share", type=float, default=1.0, metavar="P", help=share)
+    add("--price-per-hour", type=float, metavar="X", help="what the server costs, for the cost of 1000 good answers")
     add("--json", metavar="FILE", help="also write the report as JSON")
 
 
@@ -78,6 +81,8 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         max_outstanding=options.max_outstanding,
         procs=options.procs,
         metrics_url=options.metrics_url,
+        explain_share=options.explain_share / 100,
+        price_per_hour=options.price_per_hour,
         headers=tuple(options.header),
         tls=ClientTls(options.cacert, options.cert, options.key),
     )

@@ -48,7 +48,9 @@ def _print(schedule: Schedule, file: str, json: str | None) -> int:
     cancelled = 0 if schedule.cancel_ns is None else int((schedule.cancel_ns >= 0).sum())
     requests = len(np.unique(schedule.sample))
     print("\n".join([file, f"  digest     {schedule.digest}", *arrival_lines(figures)]))
-    print(f"  requests   {requests} different ones, {len(streams)} streams of {', '.join(map(str, streams))} queries")
+    print(f"  requests   {requests} different ones")
+    if len(streams) > 1:
+        print(f"  streams    {', '.join(map(str, streams))} queries")
     if schedule.cancel_ns is not None:
         print(f"  cancelled  {cancelled} queries are given up if they are still open")
     document = {

@@ -52,7 +52,7 @@ def _add_convert(actions: Any) -> None:
     add("--time-scale", type=float, metavar="X", help="multiply all times")
     add("--rate-scale", type=float, metavar="X", help="thin the arrivals (below 1) or replicate them (above 1)")
     add("--rate", type=float, metavar="R", help="multiply all times so that the mean rate is this")
-    add("--window", type=quantity("_s"), metavar="S", help="refit gamma gaps in windows of so many seconds")
+    add("--window", type=quantity("_s"), metavar="S", help="refit gamma gaps in windows of S seconds")
     add("--cv", type=float, help="with --window: coefficient of variation of the new gaps (default: as measured)")
     add("--cv-scale", type=float, metavar="X", help="with --window: multiply the measured one (default 1)")
     add("--models", metavar="A,B,…", help="divide the functions of the trace among these models")

@@ -82,7 +82,7 @@ def add_traffic_options(parser: argparse.ArgumentParser) -> None:
         "--cancel",
         type=_argument(_cancellation),
         metavar="P%@MS",
-        help="give up so many of the queries when they are open for so long",
+        help="give up a share of the queries if they are open for longer",
     )
     add(
         "--deadline-spread",

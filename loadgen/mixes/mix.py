@@ -15,7 +15,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """The queries of a run that go to one model or pipeline in one way.
 
     `share` is its part of the run's queries, relative to the other streams. `slo_ms` is the objective, and `priority`
-    the level, that the server is told with every query.
+    the level, that every query sends to the server.
     """
 
     name: str

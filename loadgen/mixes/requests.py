@@ -19,7 +19,7 @@ from sluice.models.spelling import did_you_mean
 MAX_PREPARED_BYTES = 4 << 30
 """Upper bound on the tensors of all requests that are prepared before a run."""
 MAX_LEVELS = 64
-"""Upper bound on the different objectives of a trace; beyond, they are rounded to so many."""
+"""Upper bound on the different objectives of a trace; beyond, they are rounded to this number."""
 
 OWN_OBJECTIVE = (None,)
 """The objectives of queries that have that of their stream."""

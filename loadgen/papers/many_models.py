@@ -147,7 +147,7 @@ def run(effort: Effort) -> ExperimentReport:
                 published="99.99 %",
                 gate="at least 99.99 %",
                 is_met=result.kept >= 0.9999,
-                why="none was answered late; they were evicted when a batch began that could not hold them in time",
+                why="none is late: they were evicted when their deadlines were out of reach, many after a load",
             )
         )
         findings.append(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.models.units import ms_to_ns
+from sluice.models.units import NS_PER_S, ms_to_ns
 
 MAX_REASONS = 8
 """Number of distinct failure reasons that a run counts; further ones are counted together."""
@@ -93,6 +93,12 @@ class Record:
         )
 
     @classmethod
+    def empty(cls, reasons: dict[str, int]) -> "Record":
+        """A record without queries, of which only the reasons of failures are known."""
+        none = np.zeros(0, np.int64)
+        return cls(none, none, none.astype(np.uint16), none, none, none, none, none.astype(np.uint8), [], {}, reasons)
+
+    @classmethod
     def joined(cls, parts: Sequence["Record"], order: npt.NDArray[np.int64]) -> "Record":
         """The queries of several records, one record after the other, in the given order of their rows."""
 
@@ -155,11 +161,43 @@ class Record:
             self._firsts,
         )
 
+    def after(self, warmup_s: float) -> "Record":
+        """The queries due after the warm-up, without answers and reasons; views where they are in order of due time."""
+        start_ns = round(warmup_s * NS_PER_S)
+        measured = self.due_ns >= start_ns
+        first = int(measured.argmax()) if measured.any() else len(self)
+        return self._part(slice(first, None) if measured[first:].all() else measured)
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> "Record":
+        """A copy of the queries where `chosen`, shape (queries,), is True; without answers and reasons."""
+        return self._part(chosen)
+
+    def _part(self, chosen: "npt.NDArray[np.bool_] | slice[int, None, None]") -> "Record":
+        numbers = np.full(len(self), -1, np.int32)
+        numbers[chosen] = np.arange(len(self.due_ns[chosen]), dtype=np.int32)
+        return Record(
+            self.due_ns[chosen],
+            self.sample[chosen],
+            self.stream[chosen],
+            self.slo_ns[chosen],
+            self.queued_ns[chosen],
+            self.sent_ns[chosen],
+            self.done_ns[chosen],
+            self.status[chosen],
+            [],
+            {int(numbers[query]): text for query, text in self.stages.items() if numbers[query] >= 0},
+        )
+
     @property
     def good(self) -> npt.NDArray[np.bool_]:
         """True for each query that was answered within its objective, or answered at all when it has none."""
         in_time = (self.slo_ns == NO_OBJECTIVE) | (self.done_ns - self.due_ns <= self.slo_ns)
         return np.asarray((self.status == Status.OK) & in_time)
+
+    @property
+    def has_objectives(self) -> bool:
+        """True if any query has an objective."""
+        return bool((self.slo_ns != NO_OBJECTIVE).any())
 
     def count_reason(self, reason: str, times: int = 1) -> None:
         """Count failures under their reason, or under the first reason that differs only in quantities."""

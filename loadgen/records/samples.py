@@ -23,10 +23,15 @@ _RANDOM_TEXT_BYTES = 8
 
 
 class TargetModel(msgspec.Struct, frozen=True):
-    """A model's metadata from the target; shapes as on the wire, with a leading -1 for a model that can be batched."""
+    """A model's metadata from the target; shapes as on the wire, with a leading -1 for a model that can be batched.
+
+    `versions` are those that the target says it serves.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    platform: str = ""
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,8 @@ def _read_file(
     if ranks not in ({0}, {1}):
         expected = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in metadata.inputs)
         raise ConfigError(f"--samples {source.file}: expected arrays of shape (rows, *item) for inputs {expected}")
+    for tensor in metadata.inputs:
+        _check_item(inputs[tensor.name], tensor, source.file)
     lengths = {name: len(array) for name, array in inputs.items()}
     labels = None
     if source.labels:
@@ -116,6 +123,16 @@ def _read_file(
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ConfigError(f"--samples {source.file}: expected arrays of equal length, at least 1, got {lengths}")
     return inputs, labels, ranks == {0}
+
+
+def _check_item(array: Array, tensor: TensorSpec, file: str) -> None:
+    """Refuse rows whose shape is not that of the input, where it has one."""
+    item = array.shape[1:]
+    expected = tensor.shape[len(tensor.shape) - len(item) :]
+    if any(size not in (VARIABLE, given) for size, given in zip(expected, item, strict=True)):
+        raise ConfigError(
+            f"--samples {file}: input {tensor.name}: expected rows of shape {list(expected)}, got {list(item)}"
+        )
 
 
 def _open_npz(file: str) -> dict[str, Array]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from sluice.loadgen.records.model_statistics import ModelActivity
 from sluice.models.client_tls import NO_TLS, ClientTls, connection_hint
 from sluice.models.errors import ConfigError
 
@@ -18,6 +19,7 @@ _LABELS = {
     "sluice_batch_rows_sum": ("model", "partition"),
     "sluice_batch_rows_count": ("model", "partition"),
     "sluice_stage_rows_total": ("pipeline", "stage"),
+    "sluice_cost_total": ("pipeline", ""),
 }
 _TIMEOUT_S = 5.0
 
@@ -41,10 +43,16 @@ class StageShare(msgspec.Struct, frozen=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True):
-    """Figures of a run from the server's side, warm-up included."""
+    """Figures of a run from the server's side, warm-up included.
+
+    `models` come from the statistics of its protocol. `cost` is the cost of computing in units of currency, None where
+    the server does not tell it.
+    """
 
     batches: tuple[BatchStatistics, ...] = ()
     stages: tuple[StageShare, ...] = ()
+    models: tuple[ModelActivity, ...] = ()
+    cost: float | None = None
 
     @property
     def mean_batch(self) -> float:
@@ -92,7 +100,8 @@ def metrics_between(before: Counters, after: Counters) -> ServerReport:
         for (metric, pipeline, stage), value in grown.items()
         if metric == "sluice_stage_rows_total"
     }
-    return server_report(sizes, rows)
+    costs = [value for (metric, _, _), value in grown.items() if metric == "sluice_cost_total"]
+    return msgspec.structs.replace(server_report(sizes, rows), cost=sum(costs) if costs else None)
 
 
 def server_report(sizes: dict[tuple[str, str], tuple[int, float]], rows: dict[tuple[str, str], int]) -> ServerReport:

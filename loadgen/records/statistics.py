@@ -73,17 +73,15 @@ class QueryStatistics(msgspec.Struct, frozen=True):
 
 def query_statistics(record: Record, percentile: float, warmup_s: float) -> QueryStatistics:
     """Compute the statistics of a record; `percentile` is the share that has to meet the objective, in %."""
-    measured = record.due_ns >= round(warmup_s * NS_PER_S)
-    due, sent, done = record.due_ns[measured], record.sent_ns[measured], record.done_ns[measured]
-    queued = record.queued_ns[measured]
-    status, waited = record.status[measured], queued >= 0
+    record = record.after(warmup_s)
+    due, sent, done, status = record.due_ns, record.sent_ns, record.done_ns, record.status
     ok = status == Status.OK
-    latency = done - due
-    good = int(record.good[measured].sum())
+    good = int(record.good.sum())
     cancelled = int((status == Status.CANCELLED).sum())
     judged = len(due) - cancelled
     attainment = good / judged if judged else 0.0
     offered, completed = _rate(due), _completed_rate(due, done[ok])
+    late_ns, known = lateness(record)
     return QueryStatistics(
         queries=len(due),
         ok=int(ok.sum()),
@@ -99,19 +97,29 @@ def query_statistics(record: Record, percentile: float, warmup_s: float) -> Quer
         attainment=attainment,
         confirmed=confirmed(judged, judged - good, percentile),
         queries_to_confirm=queries_needed(judged - good, percentile),
-        latency_ms=distribution(latency[ok]),
+        latency_ms=distribution((done - due)[ok]),
         service_ms=distribution((done - sent)[ok]),
-        lateness_ms=distribution(_lateness(record, measured)),
-        waiting_ms=distribution(np.where(waited, np.where(sent >= 0, sent, done) - queued, 0)[waited | (sent >= 0)]),
-        waited=int(waited.sum()),
+        lateness_ms=distribution(late_ns[known]),
+        waiting_ms=distribution(_waits(record)),
+        waited=int((record.queued_ns >= 0).sum()),
     )
 
 
-def _lateness(record: Record, measured: npt.NDArray[np.bool_]) -> Nanoseconds:
-    """Time from due until the client had done its part, of each query that it sent, queued or dropped."""
+def _waits(record: Record) -> Nanoseconds:
+    """The wait for a connection of each query that was sent or that waited."""
+    waited, sent = record.queued_ns >= 0, record.sent_ns >= 0
+    waits = np.where(waited, np.where(sent, record.sent_ns, record.done_ns) - record.queued_ns, 0)
+    return np.asarray(waits[waited | sent], np.int64)
+
+
+def lateness(record: Record) -> tuple[Nanoseconds, npt.NDArray[np.bool_]]:
+    """Time from due until the client had done its part, and for which queries it is known.
+
+    The client has done its part with a query that it sent, that waits for a connection, or that it dropped.
+    """
     ready = np.where(record.queued_ns >= 0, record.queued_ns, record.sent_ns)
     ready = np.where(record.status == Status.DROPPED, record.done_ns, ready)
-    return np.asarray((ready - record.due_ns)[measured & (ready >= 0)], np.int64)
+    return np.asarray(ready - record.due_ns, np.int64), np.asarray(ready >= 0)
 
 
 def distribution(times_ns: Nanoseconds) -> Distribution | None:

@@ -34,25 +34,28 @@ class TimeSeries:
 
 def time_series(record: Record) -> TimeSeries:
     """Divide a record into windows of one second, from the start of the run to the window of the last due time."""
-    window = record.due_ns // NS_PER_S
+    window = (record.due_ns // NS_PER_S).astype(np.int32)
     windows = int(window.max()) + 1 if len(record) else 0
-    ok = record.status == Status.OK
-    failed = ~ok & (record.status != Status.CANCELLED)
-    latency_ns = record.done_ns[ok] - record.due_ns[ok]
-    answered = window[ok]
-    # One sort puts the latencies of each window beside each other in ascending order.
-    latency_ns = latency_ns[np.lexsort((latency_ns, answered))]
-    counts = np.bincount(answered, minlength=windows)
+    failed = (record.status != Status.OK) & (record.status != Status.CANCELLED)
     ends_ns = np.arange(1, windows + 1) * NS_PER_S
-    due, done = np.sort(record.due_ns), np.sort(record.done_ns)
+    outstanding = np.searchsorted(np.sort(record.due_ns), ends_ns) - np.searchsorted(np.sort(record.done_ns), ends_ns)
+    latency_ns, counts = _latencies(record, window, windows)
     return TimeSeries(
         offered=np.bincount(window, minlength=windows),
         good=np.bincount(window[record.good], minlength=windows),
         failed=np.bincount(window[failed], minlength=windows),
         p50_ms=_percentile(latency_ns, counts, 0.50),
         p99_ms=_percentile(latency_ns, counts, 0.99),
-        outstanding=np.searchsorted(due, ends_ns) - np.searchsorted(done, ends_ns),
+        outstanding=outstanding,
     )
+
+
+def _latencies(record: Record, window: npt.NDArray[np.int32], windows: int) -> tuple[Counts, Counts]:
+    """The latencies of answers by window, ascending in each, and how many there are in each."""
+    ok = record.status == Status.OK
+    latency_ns = record.done_ns[ok] - record.due_ns[ok]
+    order = np.lexsort((latency_ns, window[ok]))
+    return latency_ns[order], np.bincount(window[ok], minlength=windows)
 
 
 def _percentile(ordered_ns: Counts, counts: Counts, share: float) -> Milliseconds:

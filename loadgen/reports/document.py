@@ -1,5 +1,6 @@
 """Reports of runs as JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,13 +10,15 @@ from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
 
 SCHEMA_VERSION = 1
+RUN, RUNS = "run", "runs"
+"""Kinds of reports."""
 
 
 def run_json(result: RunResult) -> bytes:
     """The report of a run as a JSON object; times are in milliseconds unless their key names another unit."""
     return document(
         {
-            "kind": "run",
+            "kind": RUN,
             "config": without_secrets(result.config),
             "simulated": result.simulated,
             "schedule_sha256": result.schedule_digest,
@@ -31,6 +34,12 @@ def run_json(result: RunResult) -> bytes:
             "answered_rows": result.answered_rows,
             "failures": result.record.reasons,
             "server": result.server,
+            "stages": result.figures.stages,
+            "groups": result.figures.groups,
+            "intervals": result.figures.intervals,
+            "cost": result.figures.cost,
+            "interrupted": result.interrupted,
+            "start_ns": result.start_ns,
             "validity": {"valid": not result.invalid, "reasons": result.invalid},
             "decision": result.decision,
             "slo_met": result.slo_met,
@@ -38,6 +47,13 @@ def run_json(result: RunResult) -> bytes:
             "notes": result.notes,
         }
     )
+
+
+def runs_json(results: Sequence[RunResult]) -> bytes:
+    """The report of one run, or an object with the reports of several under `runs`."""
+    if len(results) == 1:
+        return run_json(results[0])
+    return document({"kind": RUNS, "runs": [msgspec.Raw(run_json(result)) for result in results]})
 
 
 def without_secrets(config: RunConfig) -> RunConfig:

@@ -6,8 +6,9 @@ from sluice.loadgen.records.early_stopping import confirmed, queries_for_share, 
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import Distribution
 from sluice.loadgen.records.validity import seconds_for
+from sluice.loadgen.reports.words import NO_INTERVALS
 from sluice.loadgen.run.result import RunResult, Verdict
-from sluice.loadgen.scenarios.base import Figure, Score
+from sluice.loadgen.scenarios.base import Figure
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.models.text_table import table_lines
@@ -38,7 +39,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         f"{metrics.goodput_per_s:.1f}/s good"
     )
     yield f"  score      {', '.join(map(_figure, score.figures))}"
-    yield _objective_line(score, config.slo_ms, config.percentile)
+    yield _objective_line(result)
     distributions = [
         _distribution("from due", metrics.latency_ms),
         _distribution("from sent", metrics.service_ms),
@@ -47,13 +48,13 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     if SCENARIOS[config.scenario].is_paced:
         distributions.append(_distribution("client lag", metrics.lateness_ms))
     yield from (f"  {line}" for line in table_lines([_QUANTILES, *distributions], left=1))
-    if metrics.waited:
-        yield f"  waited     {metrics.waited} queries for one of {config.connections} connections, part of 'from due'"
-    if result.client_cpu_us_per_query is not None:
-        yield f"  client     {_client(result)}"
-    if result.accuracy is not None:
-        yield f"  accuracy   {result.accuracy:.4f} of {result.answered_rows} answered rows"
+    if len(result.record):
+        yield _interval_line(result)
+    yield from _client_lines(result)
     yield from _server_lines(result.server)
+    yield from _stage_lines(result)
+    if (cost := result.figures.cost) is not None:
+        yield f"  cost       {cost.per_1000_good:.4g} for 1000 good answers ({cost.source})"
     for reason, count in result.record.reasons.items():
         yield f"  failures   {count} x {reason}"
     for note in result.notes:
@@ -71,6 +72,17 @@ def _run_lines(result: RunResult) -> Iterator[str]:
                 f"early stopping needs {queries_needed(score.misses, config.percentile)} for that number of misses"
                 f"{_longer(result)}"
             )
+
+
+def _client_lines(result: RunResult) -> Iterator[str]:
+    waited = result.metrics.waited
+    if waited:
+        connections = result.config.connections
+        yield f"  waited     {waited} queries for one of {connections} connections, part of 'from due'"
+    if result.client_cpu_us_per_query is not None:
+        yield f"  client     {_client(result)}"
+    if result.accuracy is not None:
+        yield f"  accuracy   {result.accuracy:.4f} of {result.answered_rows} answered rows"
 
 
 def _client(result: RunResult) -> str:
@@ -99,8 +111,10 @@ def _figure(figure: Figure) -> str:
     return f"{figure.name} {figure.value:.3f}{figure.unit if figure.unit.startswith('/') else f' {figure.unit}'}"
 
 
-def _objective_line(score: Score, slo_ms: float | None, percentile: float) -> str:
-    objective = "an answer" if slo_ms is None else f"{slo_ms:g} ms"
+def _objective_line(result: RunResult) -> str:
+    score, slo_ms, percentile = result.score, result.config.slo_ms, result.config.percentile
+    own = "its own objective" if result.record.has_objectives else "an answer"
+    objective = own if slo_ms is None else f"{slo_ms:g} ms"
     text = f"  objective  {objective} for {percentile:g} %: met by {score.attainment * 100:.3f} %"
     if not score.is_sample:
         return text
@@ -120,8 +134,37 @@ def _distribution(title: str, d: Distribution | None) -> tuple[str, ...]:
 def _server_lines(server: ServerReport | None) -> Iterator[str]:
     if server is None:
         return
-    yield f"  batches    {sum(batch.batches for batch in server.batches)}, mean {server.mean_batch:.2f} rows"
+    if server.batches:
+        yield f"  batches    {sum(batch.batches for batch in server.batches)}, mean {server.mean_batch:.2f} rows"
     for batch in server.batches:
         yield f"  batches    {batch.model} on {batch.partition}: {batch.batches}, mean {batch.mean_rows:.2f} rows"
     for stage in server.stages:
         yield f"  stage      {stage.pipeline} {stage.stage}: {stage.rows} rows ({stage.share * 100:.1f} %)"
+    for model in server.models:
+        batches = f", batches of {model.mean_batch:.2f} rows ({model.met_batch:.2f} as rows met)"
+        yield (
+            f"  model      {model.model}: {model.requests} requests{'' if model.is_pipeline else batches}; "
+            f"ms: {model.queue_ms:.3f} queue, {model.input_ms:.3f} input, {model.compute_ms:.3f} compute, "
+            f"{model.output_ms:.3f} output"
+        )
+
+
+def _stage_lines(result: RunResult) -> Iterator[str]:
+    rows = [(stage.title, *(f"{value:.3f}" for value in stage.times_ms)) for stage in result.figures.stages]
+    if rows:
+        header = ("ms of a sample", "queue", "batch wait", "hand-off", "compute", "return")
+        yield from (f"  {line}" for line in table_lines([header, *rows], left=1))
+
+
+def _interval_line(result: RunResult) -> str:
+    intervals = result.figures.intervals
+    if intervals is None:
+        return f"  intervals  {NO_INTERVALS}"
+    goodput, attained = intervals.goodput_per_s, intervals.attainment
+    said = [f"met by {attained.low * 100:.3f} to {attained.high * 100:.3f} %"]
+    if goodput is not None:
+        said.insert(0, f"{goodput.low:.1f} to {goodput.high:.1f}/s good")
+    for name, interval in (("p50", intervals.p50_ms), ("p99", intervals.p99_ms)):
+        if interval is not None:
+            said.append(f"{name} {interval.low:.3f} to {interval.high:.3f} ms")
+    return f"  intervals  95 %: {', '.join(said)}"

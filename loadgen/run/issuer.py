@@ -186,6 +186,7 @@ class Issuer:
         now_ns = time.monotonic_ns() - self.start_ns
         if self._to_give_up:
             self._give_up(now_ns)
+            now_ns = time.monotonic_ns() - self.start_ns
         while k < end and not self._ended and self._due[k] <= now_ns:
             if paced and k % pacing.group == 0:
                 if pacing.is_over(k, self._last_ns, now_ns):

@@ -1,5 +1,6 @@
 """Queries against a live target, driven by one process."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,15 +8,15 @@ import numpy.typing as npt
 
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.progress import Watch, unwatched
-from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer, Start, start_at_once
-from sluice.loadgen.run.plan import Plan
+from sluice.loadgen.run.plan import RunPlan
 from sluice.loadgen.run.result import Predictions
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import Target
 from sluice.loadgen.target.open import open_target
-from sluice.models.errors import ConfigError
+from sluice.models.errors import ConfigError, ServingError
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def open_live(config: RunConfig) -> Target:
         headers=config.headers,
         tls=config.tls,
         max_outstanding=config.max_outstanding,
+        explain_every=round(1 / config.explain_share) if config.explain_share else 0,
     )
 
 
@@ -54,10 +56,31 @@ async def read_metadata(config: RunConfig, target: Target) -> list[TargetModel]:
     return [known[stream.model] for stream in config.streams]
 
 
+async def model_changes(config: RunConfig, before: Sequence[TargetModel]) -> list[str]:
+    """A sentence for each of the run's models that is another one than before; a target out of reach has none."""
+    target = open_live(config)
+    try:
+        after = await read_metadata(config, target)
+    except ServingError:  # the queries tell of it
+        return []
+    finally:
+        await target.close()
+    return [
+        f"the target changed {stream.model} during the run: it was {_described(old)}, and is {_described(new)} now"
+        for stream, old, new in zip(config.streams, before, after, strict=True)
+        if old != new
+    ]
+
+
+def _described(model: TargetModel) -> str:
+    tensors = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in (*model.inputs, *model.outputs))
+    return f"version {', '.join(model.versions)} with {tensors}" if model.versions else tensors
+
+
 async def drive(
     config: RunConfig,
     target: Target,
-    plan: Plan,
+    plan: RunPlan,
     start: Start = start_at_once,
     interim: InterimTest | None = None,
     watch: Watch = unwatched,
@@ -87,20 +110,30 @@ async def drive(
     )
 
 
-def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | None:
+def _predictions(target: Target, record: Record, plan: RunPlan) -> Predictions | None:
     if not plan.table.is_labelled:
         return None
     predictions = no_predictions(len(record), plan)
+    read, failure = 0, None
     for query, answer in enumerate(record.answers):
         stream = int(record.stream[query])
         samples = plan.table.samples[stream]
-        if answer is not None and samples.labels is not None:
+        if answer is None or samples.labels is None:
+            continue
+        try:
             classes = class_numbers(target.decode(answer, plan.outputs[stream]), samples.batched)
             predictions[query, : len(classes)] = classes
+            read += 1
+        except Exception as error:  # of whatever kind, it may not lose the other answers
+            record.status[query] = Status.ERROR
+            record.count_reason(f"unreadable answer: {error}")
+            failure = failure or error
+    if failure is not None and not read:
+        raise ConfigError(f"no answer can be read: {failure}") from failure
     return predictions
 
 
-def no_predictions(queries: int, plan: Plan) -> Predictions:
+def no_predictions(queries: int, plan: RunPlan) -> Predictions:
     """Predictions of queries without an answer."""
     return np.full((queries, plan.table.most_rows), -1, np.int64)
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from sluice.loadgen.mixes.requests import OWN_OBJECTIVE, RequestTable, assign
 from sluice.loadgen.records.interim import InterimTest
-from sluice.loadgen.records.record import objective_ns
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
+from sluice.loadgen.run.memory import check_memory
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import scenario_of
 from sluice.loadgen.target.base import Request
@@ -23,7 +23,7 @@ from sluice.models.units import NS_PER_S
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run as it was fixed before its start.
 
     `table` is what the run may send, and `requests` has what its schedule does send, by the numbers there. `outputs`
@@ -42,7 +42,7 @@ class Plan:
         return self.table.slo_ns(self.schedule.sample)
 
 
-def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
+def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> RunPlan:
     """Fix a run on streams with this metadata; the same arguments give the same plan.
 
     Raises `ConfigError` for a run that cannot be made.
@@ -53,6 +53,7 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
         for stream, each in zip(streams, metadata, strict=True)
     ]
     table, schedule = (_played if config.schedule_file else _drawn)(config, samples)
+    check_memory(len(schedule))
     pacing = scenario_of(config).pacing(config, schedule)
     if pacing.outstanding is not None and not config.drain_timeout_s:
         raise ConfigError(f"--drain-timeout: {config.scenario} waits for answers; expected more than 0 s")
@@ -60,7 +61,7 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
     if last_s < config.warmup_s and not pacing.from_issue:
         raise nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
     outputs = tuple(config.output or each.outputs[0].name for each in metadata)
-    return Plan(schedule, pacing, table, table.requests(schedule.sample), outputs)
+    return RunPlan(schedule, pacing, table, table.requests(schedule.sample), outputs)
 
 
 def _drawn(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable, Schedule]:
@@ -96,13 +97,13 @@ def _played(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable
     return table, schedule
 
 
-def interim_test(config: RunConfig, schedule: Schedule) -> InterimTest | None:
+def interim_test(config: RunConfig, plan: RunPlan) -> InterimTest | None:
     """The test that may end the run early, where the configuration asks for it."""
     if config.decide_from_s is None:
         return None
     return InterimTest(
-        schedule.due_ns,
-        objective_ns(config.slo_ms),
+        plan.schedule.due_ns,
+        int(plan.slo_ns.max()),
         percentile=config.percentile,
         warmup_s=config.warmup_s,
         decide_from_s=config.decide_from_s,

@@ -2,12 +2,9 @@
 
 import asyncio
 import pickle
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,24 +12,19 @@ import msgspec
 import numpy as np
 
 from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.run.child import TaskProcess
 from sluice.loadgen.run.issuer import on_interrupt
 from sluice.loadgen.run.live import Driven, no_predictions
-from sluice.loadgen.run.plan import Plan
-from sluice.loadgen.run.shard import DONE, READY, REFUSED, UNREACHABLE, Task
+from sluice.loadgen.run.plan import RunPlan
+from sluice.loadgen.run.shard import DONE, READY, Task
 from sluice.loadgen.scenarios.config import RunConfig
-from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError
-from sluice.models.processes import module_environment
 from sluice.models.units import NS_PER_MS
 from sluice.mps.partitions.cpu import available_cores
 
 MAX_PROCESSES = 64
-SILENCE_S = 60.0
-"""A process that has said nothing for so long is ended; it says something every second."""
-
 _LEAD_NS = 50 * NS_PER_MS
 """The time in which all processes hear of the start."""
-_EXIT_S = 10.0
 
 
 def automatic_count() -> int:
@@ -40,7 +32,7 @@ def automatic_count() -> int:
     return min(MAX_PROCESSES, max(1, len(available_cores()) - 1))
 
 
-async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
+async def drive_in_processes(config: RunConfig, plan: RunPlan) -> Driven:
     """Drive a plan with `config.procs` processes, and join what they have measured.
 
     The queries of a process that is lost count as errors, and `Driven.lost` says so. Raises `ConfigError` and
@@ -53,8 +45,9 @@ async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
             for index in range(config.procs):
                 own = _share(config, index)
                 file = Path(folder, str(index))
-                shards.append(await _started(Task(config, own, index, config.procs, plan.schedule.digest, file)))
-            await asyncio.gather(*(shard.hear(READY) for shard in shards))
+                task = Task(config, own, index, config.procs, plan.schedule.digest, file)
+                shards.append(_Shard(task, await TaskProcess.start("sluice.loadgen.run.shard", task)))
+            await asyncio.gather(*(shard.get_ready() for shard in shards))
             with on_interrupt(asyncio.get_running_loop(), partial(_interrupt, shards)):
                 start_ns = time.monotonic_ns() + _LEAD_NS
                 await asyncio.gather(*(shard.finish(start_ns) for shard in shards))
@@ -64,58 +57,36 @@ async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
 
 
 class _Shard:
-    """One process; `lost` says how it was lost, and is empty otherwise."""
+    """One process."""
 
-    def __init__(self, task: Task, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def __init__(self, task: Task, child: TaskProcess) -> None:
         self._task = task
-        self._process = process
-        self._stdin = process.stdin
-        self._stdout = process.stdout
-        self.lost = ""
+        self._child = child
 
-    async def hear(self, line: bytes) -> None:
-        """Wait until the process says this, or is lost; raises the error that it says."""
-        while not self.lost:
-            try:
-                said = (await asyncio.wait_for(self._stdout.readline(), SILENCE_S)).removesuffix(b"\n")
-            except TimeoutError:
-                self._lose(f"said nothing for {SILENCE_S:g} s")
-                return
-            if said == line:
-                return
-            if said.startswith(UNREACHABLE):
-                raise TargetUnreachable(said.removeprefix(UNREACHABLE).decode())
-            if said.startswith(REFUSED):
-                raise ConfigError(said.removeprefix(REFUSED).decode())
-            if self._stdout.at_eof():
-                self._lose(f"ended with {_exit_text(await self._process.wait())}")
+    @property
+    def lost(self) -> str:
+        """A sentence about the loss of the process; empty as long as it is not lost."""
+        how = self._child.lost
+        return how and f"client process {self._task.index + 1} of {self._task.count} {how}"
+
+    async def get_ready(self) -> None:
+        """Wait until the process is ready for the start."""
+        await self._child.hear(READY)
 
     async def finish(self, start_ns: int) -> None:
         """Tell the process the start, and wait until it has driven its queries."""
-        if not self.lost:
-            with suppress(ConnectionError):  # it is lost, which its output tells
-                self._stdin.write(b"%d\n" % start_ns)
-                await self._stdin.drain()
-            await self.hear(DONE)
+        await self._child.tell(b"%d\n" % start_ns)
+        await self._child.hear(DONE)
 
     def interrupt(self) -> None:
         """Pass an interrupt on."""
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGINT)
+        self._child.interrupt()
 
     async def end(self) -> None:
         """Let the process exit, or end it."""
-        if self._process.returncode is None and not self._task.file.exists():
-            self._process.kill()
-        try:
-            await asyncio.wait_for(self._process.wait(), _EXIT_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await self._child.end(at_once=not self._task.file.exists())
 
-    def driven(self, plan: Plan) -> Driven:
+    def driven(self, plan: RunPlan) -> Driven:
         """What the process has driven; if it was lost, its queries are errors, or left out in a closed loop."""
         if not self.lost:
             with self._task.file.open("rb") as file:
@@ -139,25 +110,6 @@ class _Shard:
             predictions=predictions,
         )
 
-    def _lose(self, how: str) -> None:
-        self.lost = f"client process {self._task.index + 1} of {self._task.count} {how}"
-
-
-async def _started(task: Task) -> _Shard:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sluice.loadgen.run.shard"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=module_environment(),
-        start_new_session=True,  # an interrupt at the terminal is for this process, which passes it on
-    )
-    shard = _Shard(task, process)
-    assert process.stdin is not None
-    with suppress(ConnectionError):
-        process.stdin.write(pickle.dumps(task))
-        await process.stdin.drain()
-    return shard
-
 
 def _interrupt(shards: Iterable[_Shard]) -> None:
     for shard in shards:
@@ -180,7 +132,7 @@ def _share(config: RunConfig, index: int) -> RunConfig:
     )
 
 
-def _joined(plan: Plan, shards: Sequence[_Shard], start_ns: int) -> Driven:
+def _joined(plan: RunPlan, shards: Sequence[_Shard], start_ns: int) -> Driven:
     parts = [shard.driven(plan) for shard in shards]
     records = [part.record for part in parts]
     group = plan.schedule.group
@@ -206,7 +158,3 @@ def _joined(plan: Plan, shards: Sequence[_Shard], start_ns: int) -> Driven:
         ),
         lost=tuple(shard.lost for shard in shards if shard.lost),
     )
-
-
-def _exit_text(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"

@@ -2,11 +2,13 @@
 
 import enum
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.early_stopping import confirmed
+from sluice.loadgen.records.figures import Figures, StreamLabel, figures
 from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
@@ -61,6 +63,26 @@ class RunResult:
     expected: Predictions | None = None
     environment: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def figures(self) -> Figures:
+        """Series, groups, intervals, times by stage and cost, computed from the record when they are first used."""
+        return figures(
+            self.record,
+            self.config.percentile,
+            self.config.warmup_s,
+            seed=self.config.seed,
+            streams=self.streams,
+            server_cost=None if self.server is None else self.server.cost,
+            price_per_hour=self.config.price_per_hour,
+        )
+
+    @property
+    def streams(self) -> tuple[StreamLabel, ...]:
+        """The streams of the mix, in the order of their numbers in the record; empty without a mix."""
+        if self.config.mix is None:
+            return ()
+        return tuple(StreamLabel(stream.name, stream.model) for stream in self.config.mix.streams)
 
     @property
     def client_limits(self) -> list[str]:

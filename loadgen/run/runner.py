@@ -11,13 +11,14 @@ import uvloop
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record
-from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
+from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.live import drive, open_live, read_metadata
-from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
+from sluice.loadgen.run.live import drive, model_changes, open_live, read_metadata
+from sluice.loadgen.run.plan import RunPlan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
+from sluice.loadgen.run.server_side import read_server, report_since
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
@@ -40,11 +41,11 @@ def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
         return runner.run(_live(config, watch))
 
 
-def plan_run(config: RunConfig) -> Plan:
+def plan_run(config: RunConfig) -> RunPlan:
     """The plan of a run, of which nothing is sent; raises as `run` does."""
     _check(config)
     if config.target.startswith(SIMULATED):
-        return _simulated_plan(config, SimulatedTarget(config.target))
+        return _simulated_plan(config, SimulatedTarget(config.target, config.policy_file))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_live_plan(config))
 
@@ -59,18 +60,24 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
         raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
+    if not 0 <= config.explain_share <= 1:
+        raise ConfigError(f"--explain-share: expected 0 to 100 %, got {config.explain_share * 100:g} %")
+    if config.price_per_hour is not None and not 0 <= config.price_per_hour < float("inf"):
+        raise ConfigError(f"--price-per-hour: expected at least 0, got {config.price_per_hour:g}")
     if config.procs > 1 and config.target.startswith(SIMULATED):
         raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
     if config.procs > 1 and config.target.startswith(IN_PROCESS):
         raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
+    if config.policy_file and not config.target.startswith(SIMULATED):
+        raise ConfigError(f"--policies: requires a target sim:FILE, whose settings they replace, got {config.target}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig, watch: Watch) -> RunResult:
-    target = SimulatedTarget(config.target)
+    target = SimulatedTarget(config.target, config.policy_file)
     plan = _simulated_plan(config, target)
-    interim = interim_test(config, plan.schedule)
+    interim = interim_test(config, plan)
     replayed = target.replay(
         plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim, watch
     )
@@ -86,11 +93,11 @@ def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     )
 
 
-def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> RunPlan:
     return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
 
 
-async def _live_plan(config: RunConfig) -> Plan:
+async def _live_plan(config: RunConfig) -> RunPlan:
     target = open_live(config)
     try:
         return make_plan(config, await read_metadata(config, target))
@@ -101,54 +108,44 @@ async def _live_plan(config: RunConfig) -> Plan:
 async def _live(config: RunConfig, watch: Watch) -> RunResult:
     target = open_live(config)
     try:
-        plan = make_plan(config, await read_metadata(config, target))
-        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+        metadata = await read_metadata(config, target)
+        plan = make_plan(config, metadata)
+        before = await read_server(config, target)
     except BaseException:
         await target.close()
         raise
     # Each of several processes knows its own queries only, so they do not end a run early.
-    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
+    interim = interim_test(config, plan) if config.procs == 1 else None
     if config.procs > 1:
         await target.close()
         driven = await drive_in_processes(config, plan)
     else:
         driven = await drive(config, target, plan, interim=interim, watch=watch)
+    # A target inside the client would be made once more to be asked.
+    changes = [] if config.target.startswith(IN_PROCESS) else await model_changes(config, metadata)
     return _result(
         config,
         plan,
         driven.record,
-        lost=driven.lost,
+        flaws=(*driven.lost, *changes),
         interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
         client_cpu_share=driven.cpu_share,
         baseline_lateness_ms=driven.baseline_lateness_ms,
-        server=None if before is None else await _server_report(config, before, driven.record),
+        server=await report_since(before, config, target, driven.record),
         predictions=driven.predictions,
         expected=plan.table.expected(driven.record.sample),
     )
 
 
-async def _server_report(config: RunConfig, before: Counters, record: Record) -> ServerReport | None:
-    try:
-        return metrics_between(before, await asyncio.to_thread(_scrape, config))
-    except ConfigError as error:
-        # The figures of the run stay valid when the server dies under load.
-        record.count_reason(str(error))
-        return None
-
-
-def _scrape(config: RunConfig) -> Counters:
-    return scrape(config.metrics_url, config.headers, config.tls)
-
-
 def _result(
     config: RunConfig,
-    plan: Plan,
+    plan: RunPlan,
     record: Record,
     *,
-    lost: tuple[str, ...] = (),
+    flaws: tuple[str, ...] = (),
     interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
@@ -188,7 +185,7 @@ def _result(
         record=record,
         metrics=metrics,
         score=score,
-        invalid=[*lost, *reasons, *score.unmet],
+        invalid=[*flaws, *reasons, *score.unmet],
         decision=decision,
         interrupted=interrupted,
         simulated=simulated,

@@ -1,31 +1,28 @@
 """One of the processes of `--procs`: it drives every n-th query of a run.
 
-It is started as a module, with its `Task` on stdin. It says on stdout when it is ready, takes the start from stdin,
-writes what it has driven to the task's file, and says so. In between it writes an empty line a second: while it lives,
-its parent hears of it, and it ends when nobody reads the lines any more.
+It is a child process with a `Task`: it says when it is ready, takes the start from its input, writes what it has driven
+to the task's file, and says so.
 """
 
 import asyncio
-import os
 import pickle
-import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import uvloop
 
+from sluice.loadgen.run.child import REFUSED, UNREACHABLE, beat, say, take_task
 from sluice.loadgen.run.live import drive, open_live, read_metadata
-from sluice.loadgen.run.plan import Plan, make_plan
+from sluice.loadgen.run.plan import RunPlan, make_plan
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError, ServingError
 
-READY, DONE, UNREACHABLE, REFUSED = b"ready", b"done", b"unreachable ", b"refused "
-"""The lines of a process; the last two are followed by the message of an error."""
-
-BEAT_S = 1.0
+READY, DONE = b"ready", b"done"
+"""What the process says."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,10 @@ async def _run(task: Task) -> None:
     loop = asyncio.get_running_loop()
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    beating = loop.create_task(_beat())
+    beating = loop.create_task(beat())
 
     async def start() -> int:
-        _say(READY)
+        say(READY)
         return int(await commands.readline())
 
     target = open_live(task.own)
@@ -64,38 +61,23 @@ async def _run(task: Task) -> None:
     beating.cancel()
 
 
-def _part(plan: Plan, index: int, count: int) -> Plan:
+def _part(plan: RunPlan, index: int, count: int) -> RunPlan:
     schedule = plan.schedule.part(index, count)
     requests = {key: plan.requests[key] for key in np.unique(schedule.sample).tolist()}
     return replace(plan, schedule=schedule, pacing=plan.pacing.part(index, count), requests=requests)
 
 
-async def _beat() -> None:
-    while True:
-        await asyncio.sleep(BEAT_S)
-        _say(b"")
-
-
-def _say(line: bytes) -> None:
-    try:
-        os.write(sys.stdout.fileno(), line + b"\n")
-    except BrokenPipeError:
-        os._exit(1)
-
-
 def _main() -> None:
-    # An interrupt is for the parent, which passes it on; it means something from the start of the queries on.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    task = pickle.load(sys.stdin.buffer)
+    task = cast(Task, take_task())
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(task))
     except TargetUnreachable as error:
-        _say(UNREACHABLE + str(error).encode())
+        say(UNREACHABLE + str(error).encode())
     except (ServingError, OSError) as error:
-        _say(REFUSED + str(error).encode())
+        say(REFUSED + str(error).encode())
     else:
-        _say(DONE)
+        say(DONE)
 
 
 if __name__ == "__main__":

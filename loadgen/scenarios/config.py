@@ -38,8 +38,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     queries, the connections and the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's, but
     for its `min_queries` where the run has its own, and its `samples_per_query`.
 
+    `explain_share` is the share of queries that ask the server for their times by stage, and `price_per_hour` what the
+    server costs, for the cost of good answers.
+
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
+    The settings of a server in `policy_file` replace those of a simulated target.
     """
 
     target: str
@@ -65,6 +69,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_outstanding: int = MAX_OUTSTANDING
     procs: int = 1
     metrics_url: str = ""
+    explain_share: float = 0.01
+    price_per_hour: float | None = None
     arrivals: Arrivals = Arrivals()
     mix: Mix | None = None
     cancellation: Cancellation | None = None
@@ -75,6 +81,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
+    policy_file: str = ""
 
     @property
     def streams(self) -> tuple[Stream, ...]:

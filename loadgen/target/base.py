@@ -57,6 +57,9 @@ class Target(Protocol):
     async def metadata(self, model: str) -> TargetModel:
         """Read a model's metadata; raises `TargetUnreachable`, or `ConfigError` when the target does not serve it."""
 
+    async def statistics(self) -> bytes | None:
+        """The statistics of all models, as JSON of the V2 protocol; None when the target does not tell them."""
+
     async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         """Encode all requests and connect, so that `issue` only has to send."""
 

@@ -10,6 +10,8 @@ from typing import Any, cast
 import grpc
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from sluice.loadgen.records.record import Status
@@ -69,27 +71,27 @@ class GrpcTarget(ConnectionPool[GrpcClientConnection]):
 
     async def metadata(self, model: str) -> TargetModel:
         """Read a model's metadata."""
-        message = service_pb2.ModelMetadataRequest(name=model).SerializeToString()
-        call = _SingleCall()
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                connection = await self._open_connection(
-                    GrpcClientConnection(call, self._fields("ModelMetadata"), True)
-                )
-                try:
-                    connection.send(0, 0, _with_head(message), explain=False)
-                    fields, answer = await call.ended
-                finally:
-                    connection.transport.abort()
-        except OSError as error:
-            raise self._unreachable(error) from error
+        fields, answer = await self._single_call("ModelMetadata", service_pb2.ModelMetadataRequest(name=model))
         code = _CODES.get(fields.grpc_status, grpc.StatusCode.UNKNOWN)
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise TargetUnreachable(f"--target {self._place}: {fields.message or code.name}")
         if code is not grpc.StatusCode.OK:
             raise ConfigError(f"--model {model}: {code.name} {fields.message}")
         metadata = service_pb2.ModelMetadataResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
-        return TargetModel(_specs(metadata.inputs), _specs(metadata.outputs))
+        return TargetModel(
+            _specs(metadata.inputs), _specs(metadata.outputs), metadata.platform, tuple(metadata.versions)
+        )
+
+    async def statistics(self) -> bytes | None:
+        """Read the statistics of all models."""
+        try:
+            fields, answer = await self._single_call("ModelStatistics", service_pb2.ModelStatisticsRequest())
+        except TargetUnreachable:
+            return None  # the figures of the run stay valid when the server dies under load
+        if _CODES.get(fields.grpc_status) is not grpc.StatusCode.OK:
+            return None
+        statistics = service_pb2.ModelStatisticsResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
+        return str(MessageToJson(statistics, preserving_proto_field_name=True)).encode()
 
     async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         """Serialise all requests and open all connections."""
@@ -147,6 +149,20 @@ class GrpcTarget(ConnectionPool[GrpcClientConnection]):
         if connection.send(query, request, self._messages[request], every > 0 and query % every == 0):
             self._free.append(connection)
         return connection
+
+    async def _single_call(self, method: str, request: Message) -> tuple[Fields, bytes]:
+        """How a call on a connection of its own ended; raises `TargetUnreachable`."""
+        call = _SingleCall()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await self._open_connection(GrpcClientConnection(call, self._fields(method), True))
+                try:
+                    connection.send(0, 0, _with_head(request.SerializeToString()), explain=False)
+                    return await call.ended
+                finally:
+                    connection.transport.abort()
+        except OSError as error:
+            raise self._unreachable(error) from error
 
     async def _connect(self) -> GrpcClientConnection:
         return await self._open_connection(GrpcClientConnection(self, self._infer_fields, self._keep_answers))

@@ -19,7 +19,14 @@ from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryList
 from sluice.loadgen.target.http_connection import HttpConnection
 from sluice.loadgen.target.http_response import Response
 from sluice.loadgen.target.pool import CONNECT_TIMEOUT_S, ConnectionPool, connect_failure
-from sluice.loadgen.target.v2 import EncodedRequest, decode_metadata, decode_output, encode_request, model_path
+from sluice.loadgen.target.v2 import (
+    STATISTICS_PATH,
+    EncodedRequest,
+    decode_metadata,
+    decode_output,
+    encode_request,
+    model_path,
+)
 from sluice.models.client_tls import NO_TLS, ClientTls, connection_hint
 from sluice.models.errors import ConfigError
 
@@ -61,6 +68,14 @@ class HttpTarget(ConnectionPool[HttpConnection]):
         if status != 200:
             raise ConfigError(f"--model {model}: {self._place} answered {status} {_reason(body)}")
         return decode_metadata(body)
+
+    async def statistics(self) -> bytes | None:
+        """Read the statistics of all models."""
+        try:
+            status, body = await asyncio.to_thread(self._get, STATISTICS_PATH)
+        except TargetUnreachable:
+            return None  # the figures of the run stay valid when the server dies under load
+        return body if status == 200 else None
 
     async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         """Encode all requests and open the first connections."""

@@ -80,6 +80,10 @@ class InProcessTarget:
             raise ConfigError(f"--model {model}: {error}") from error
         return TargetModel(tuple(inputs), tuple(outputs))
 
+    async def statistics(self) -> bytes | None:
+        """None: what a factory returns has no statistics of the protocol."""
+        return None
+
     async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         """Prepare all requests."""
         self._listener = listener

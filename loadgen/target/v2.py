@@ -14,6 +14,8 @@ from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
 
+STATISTICS_PATH = "/v2/models/stats"
+
 
 class _Tensor(msgspec.Struct):
     name: str
@@ -24,6 +26,8 @@ class _Tensor(msgspec.Struct):
 class _Metadata(msgspec.Struct):
     inputs: tuple[_Tensor, ...]
     outputs: tuple[_Tensor, ...]
+    platform: str = ""
+    versions: tuple[str, ...] = ()
 
 
 class _OutputParameters(msgspec.Struct):
@@ -60,6 +64,8 @@ def decode_metadata(body: bytes) -> TargetModel:
     return TargetModel(
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.inputs),
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.outputs),
+        metadata.platform,
+        metadata.versions,
     )
 
 

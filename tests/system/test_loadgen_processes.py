@@ -13,7 +13,7 @@ import pytest
 
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource, TargetModel
-from sluice.loadgen.run.plan import Plan, make_plan
+from sluice.loadgen.run.plan import RunPlan, make_plan
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.run.runner import run
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
@@ -84,7 +84,7 @@ def test_processes_share_the_queries_that_a_closed_loop_keeps_open() -> None:
 
 
 def test_a_silent_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.loadgen.run.processes.SILENCE_S", 3.0)
+    monkeypatch.setattr("sluice.loadgen.run.child.SILENCE_S", 3.0)
 
     async def stop_one(number: int, writer: asyncio.StreamWriter) -> None:
         if number == 20:
@@ -116,7 +116,7 @@ def test_a_file_that_changes_between_the_processes_is_noticed(tmp_path: Path, mo
     samples = tmp_path / "samples.npz"
     np.savez(samples, x=np.zeros((4, 2), np.float32))
 
-    def plan_then_change(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
+    def plan_then_change(config: RunConfig, metadata: Sequence[TargetModel]) -> RunPlan:
         plan = make_plan(config, metadata)
         np.savez(samples, x=np.zeros((9, 2), np.float32))
         return plan

@@ -21,7 +21,7 @@ _ZIPF_EXPONENT = 1.0
 
 
 class Mapping(enum.StrEnum):
-    """How the functions of a trace are divided among models.
+    """A way to divide the functions of a trace among models.
 
     By turns, in blocks of successive functions, or by chance with shares that fall as 1/rank. Functions count in the
     order of their first arrivals.

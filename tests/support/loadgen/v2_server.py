@@ -34,8 +34,13 @@ async def answer(number: int, writer: asyncio.StreamWriter) -> None:
 
 
 @contextmanager
-def server(reply: Reply) -> Iterator[str]:
-    """An HTTP server in a thread that serves metadata and leaves inference to `reply`; yields its URL."""
+def server(
+    reply: Reply, metadata: Callable[[], object] = lambda: METADATA, *, reads_bodies: bool = True
+) -> Iterator[str]:
+    """An HTTP server in a thread that serves metadata and leaves inference to `reply`; yields its URL.
+
+    Unless it `reads_bodies`, it reads no further than the head of a request for inference.
+    """
     numbers = iter(range(1_000_000))
     started: queue.SimpleQueue[tuple[int, asyncio.AbstractEventLoop]] = queue.SimpleQueue()
     stop = asyncio.Event()
@@ -44,9 +49,12 @@ def server(reply: Reply) -> Iterator[str]:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 if head.startswith(b"GET"):
-                    body = json.dumps(METADATA).encode()
+                    body = json.dumps(metadata()).encode()
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
                     continue
+                if not reads_bodies:
+                    await stop.wait()
+                    return
                 length = int(head.lower().rpartition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0])
                 await reader.readexactly(length)
                 await reply(next(numbers), writer)

@@ -30,7 +30,7 @@ def spread_counts(
 
 
 def _thinned(counts: npt.NDArray[np.int64], keep: float, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """How many of each count are kept, one uniform number an arrival."""
+    """The part of each count that is kept, one uniform number an arrival."""
     ends = np.cumsum(counts)
     kept = np.zeros(len(counts), np.int64)
     for first in range(0, int(ends[-1]), _CHUNK):

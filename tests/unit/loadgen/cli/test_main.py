@@ -203,3 +203,27 @@ def test_find_max_lands_on_the_capacity_of_a_simulated_server(
     assert peak["confirmed"] is True
     assert [probe["confirms"] for probe in peak["probes"]][-2:] == [True, True]
     assert len(capsys.readouterr().out.splitlines()) == len(peak["probes"]) + 2
+
+
+def test_keys_of_loadgen_are_defaults_of_options(tmp_path: Path) -> None:
+    user = tmp_path / "user.conf"
+    user.write_text("*.Server.target_qps = 40\n*.Server.max_query_count = 20\n*.Server.target_latency = 500\n")
+    command = ["run", "--target", write_simulation(tmp_path), "--model", "small", "--user-conf", str(user)]
+    reports = []
+    for more in ([], ["--rate", "80"]):
+        main([*command, *more, "--json", str(tmp_path / "report.json")])
+        reports.append(json.loads((tmp_path / "report.json").read_text())["config"])
+    assert [report["rate"] for report in reports] == [40, 80]
+    assert reports[0]["queries"] == 20
+    assert reports[0]["slo_ms"] == 500
+    assert reports[0]["arrivals"]["process"] == "mlperf"
+
+
+def test_a_bad_line_of_a_configuration_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user = tmp_path / "user.conf"
+    user.write_text("*.Server.target_qps = many\n")
+    command = ["run", "--target", write_simulation(tmp_path), "--model", "small", "--user-conf", str(user)]
+    assert main(command) == 1
+    assert f"loadgen: {user}:1: target_qps: expected a number of at least 0, got 'many'" in capsys.readouterr().err

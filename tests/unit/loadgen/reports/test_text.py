@@ -40,6 +40,7 @@ def test_the_whole_text_of_a_run() -> None:
         "  from sent   10.000  10.000  10.000  10.000  10.000  10.000  10.000  10.000\n"
         "  waited       0.000   0.000   0.000   0.000   0.000   0.000   0.000   0.000\n"
         "  client lag   0.000   0.000   0.000   0.000   0.000   0.000   0.000   0.000\n"
+        "  intervals  none; they take 200 s after the warm-up\n"
         "  client     12.3 us of CPU a query\n"
         "  accuracy   0.5000 of 2 answered rows\n"
         "  batches    600, mean 1.83 rows\n"

@@ -1,6 +1,8 @@
 import re
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from sluice.batcher.estimates.latency import LatencyEstimate
@@ -8,10 +10,13 @@ from sluice.batcher.fleet import fleet
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import BatchContext, Choice, QueueView
 from sluice.batcher.queues.queue import Queue
+from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.records.model_statistics import ModelActivity
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.reports.text import run_text
 from sluice.loadgen.run.runner import run
-from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
+from sluice.loadgen.traffic.draws import Cancellation
 from sluice.models.errors import ConfigError
 from tests.support.located import without_line
 from tests.unit.loadgen.simulated_server import write_simulation
@@ -148,14 +153,27 @@ def test_a_model_may_have_smaller_batches_than_others(tmp_path: Path) -> None:
     assert 1.2 < result.server.mean_batch <= 2
 
 
+def test_a_simulation_tells_what_its_models_did_as_a_server_does(tmp_path: Path) -> None:
+    policy = {"name": "timeout", "preferred": [4], "max_delay_ms": 5}
+    target = write_simulation(tmp_path, policy=policy, prices={"core_hour": 36}, escalation={"cascade": {"large": 1.0}})
+    result = run(config(target, "cascade", rate=0.01, queries=5))
+    assert result.server is not None
+    # Every query waits 5 ms for its batch to fill, and takes 10 ms in the small model and 20 ms in the large one.
+    assert result.server.models == (
+        ModelActivity("large:1", 5, 0, 5, 5, 5.0, 0.0, 20.0, 0.0, ((1, 5),)),
+        ModelActivity("small:1", 5, 0, 5, 5, 5.0, 0.0, 10.0, 0.0, ((1, 5),)),
+    )
+    assert result.server.cost == pytest.approx(5 * 0.030 * 0.01)
+
+
 def test_a_simulation_reports_the_lines_of_a_live_run(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, host={}, escalation={"cascade": {"large": 1.0}})
     lines = run_text(run(config(target, "cascade", rate=1, slo_ms=100))).splitlines()
     assert [line[2:13].strip() for line in lines[2:-1]] == [
         *("queries", "rate", "score", "objective", "ms", "from due", "from sent", "waited", "client lag"),
-        *("batches", "batches", "batches", "stage", "stage"),
+        *("intervals", "batches", "batches", "batches", "stage", "stage", "model", "model", "cost"),
     ]
-    assert lines[-6:-1] == [
+    assert lines[-9:-4] == [
         "  batches    1000, mean 1.00 rows",
         "  batches    large:1 on cpu0: 500, mean 1.00 rows",
         "  batches    small:1 on cpu0: 500, mean 1.00 rows",
@@ -301,3 +319,75 @@ def test_a_wrong_choice_names_the_policy_and_the_model(
     fix(monkeypatch, choice)
     with pytest.raises(ConfigError, match=f"^policy none: model small:1: {message}"):
         run(config(write_simulation(tmp_path), "small", 10, queries=5))
+
+
+def mix_of(*streams: Stream) -> Mix:
+    return Mix(streams, "mix.yaml")
+
+
+def test_models_and_pipelines_of_a_mix_share_the_machine(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, escalation={"cascade": {"large": 0.2}})
+    mix = mix_of(
+        Stream(name="small", model="small", slo_ms=15),
+        Stream(name="cascade", model="cascade", share=3, slo_ms=500, rows=2),
+    )
+    result = run(config(target, "", rate=1, queries=4000, mix=mix))
+    record = result.record
+    cascade = record.stream == 1
+    assert cascade.mean() == pytest.approx(0.75, abs=4 * 0.007)
+    assert set(record.slo_ns[~cascade].tolist()) == {15_000_000}
+    assert set(record.slo_ns[cascade].tolist()) == {500_000_000}
+    assert (record.status[cascade] == Status.OK).all()
+    assert result.server is not None
+    rows = {(each.pipeline, each.stage): each.rows for each in result.server.stages}
+    assert rows["small:1", "small"] == int((record.status[~cascade] == Status.OK).sum())
+    assert rows["cascade:1", "small"] == 2 * int(cascade.sum())
+    assert rows["cascade:1", "large"] / rows["cascade:1", "small"] == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_stream_with_a_priority_waits_less(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path)
+    (tmp_path / "repository" / "small" / "config.pbtxt").write_text(
+        """
+        max_batch_size: 1
+        input { name: "x" data_type: TYPE_FP32 dims: 2 }
+        output { name: "probs" data_type: TYPE_FP32 dims: 2 }
+        dynamic_batching { priority_levels: 2 default_priority_level: 2 }
+        """
+    )
+    mix = mix_of(Stream(name="urgent", model="small", priority=1), Stream(name="patient", model="small", priority=2))
+    result = run(config(target, "", rate=90, queries=2000, mix=mix))
+    waited_ns = result.record.done_ns - result.record.due_ns
+    assert waited_ns[result.record.stream == 0].mean() < waited_ns[result.record.stream == 1].mean() / 2
+
+
+@pytest.mark.parametrize(("host", "after_ms"), [({}, 9.5), ({"send_us": 300, "deliver_us": 300}, 10.3)])
+def test_a_query_that_is_given_up_ends_for_the_client_at_that_time(
+    tmp_path: Path, host: dict[str, float], after_ms: float
+) -> None:
+    target = write_simulation(tmp_path, **({"host": host} if host else {}))
+    result = run(config(target, "small", rate=1, queries=400, cancellation=Cancellation(0.25, after_ms)))
+    record = result.record
+    given_up = record.status == Status.CANCELLED
+    assert given_up.mean() == pytest.approx(0.25, abs=4 * 0.022)
+    assert set((record.done_ns - record.due_ns)[given_up].tolist()) == {round(after_ms * 1e6)}
+    assert (record.status[~given_up] == Status.OK).all()
+    assert record.reasons == {}
+
+
+def test_queries_that_were_given_up_in_the_queue_take_no_time_of_the_machine(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, models={"small": {"max_batch_size": 1}})
+    overload = config(target, "small", rate=200, queries=1000)
+    patient = run(overload)
+    impatient = run(msgspec.structs.replace(overload, cancellation=Cancellation(0.7, 30)))
+    assert patient.server is not None
+    assert impatient.server is not None
+    batches = [sum(each.batches for each in result.server.batches) for result in (patient, impatient) if result.server]
+    assert batches[1] < batches[0] * 0.75
+
+
+def test_a_closed_loop_goes_on_when_a_query_is_given_up(tmp_path: Path) -> None:
+    closed = {"scenario": ScenarioName.CONCURRENCY, "concurrency": 1, "cancellation": Cancellation(1, 4)}
+    result = run(config(write_simulation(tmp_path), "small", rate=0, queries=50, **closed))
+    assert (result.record.status == Status.CANCELLED).all()
+    assert np.diff(result.record.due_ns).tolist() == [4_000_000] * 49

@@ -1,0 +1,1 @@
+"""MLPerf: logs in the format of LoadGen's, and the compliance tests."""

@@ -1,0 +1,1 @@
+"""Result folders: written with everything that a run has measured, and read again."""

@@ -1,0 +1,157 @@
+"""The folder of a run's result: written at once, and read again."""
+
+import csv
+import dataclasses
+import io
+import math
+import os
+import shutil
+import tempfile
+import typing
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.time_series import TimeSeries
+from sluice.loadgen.reports.document import RUN, SCHEMA_VERSION, run_json
+from sluice.loadgen.reports.html import run_page
+from sluice.loadgen.reports.markdown import run_markdown
+from sluice.loadgen.results.hdr import latency_log
+from sluice.loadgen.run.result import RunResult
+from sluice.models.errors import ConfigError
+
+DOCUMENT, COLUMNS, SERIES, HISTOGRAM = "result.json", "requests.npz", "timeseries.csv", "latency.hdr"
+MARKDOWN, PAGE = "report.md", "report.html"
+_FILES = frozenset({DOCUMENT, COLUMNS, SERIES, HISTOGRAM, MARKDOWN, PAGE})
+_MLPERF = "mlperf_log_"
+_RECORD = ("due_ns", "sample", "stream", "slo_ns", "queued_ns", "sent_ns", "done_ns", "status")
+"""The columns of the record that a folder holds."""
+_KEYS = {"schedule_digest": "schedule_sha256"}
+"""Keys of the JSON report where they differ from the names of the result's fields."""
+
+Writer = Callable[[RunResult, Path], None]
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `ConfigError` unless a result can be written to a folder: it is new, empty, or that of a result."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"--out {folder}: expected a folder, found a file")
+    names = sorted(file.name for file in folder.iterdir())
+    others = [name for name in names if name not in _FILES and not name.startswith(_MLPERF)]
+    if others:
+        raise ConfigError(f"--out {folder}: expected a new or empty folder, or one of a result; it has {others[0]}")
+
+
+def write_result(result: RunResult, folder: Path, also: Sequence[Writer] = ()) -> None:
+    """Write a result to a folder, which replaces one of an earlier result; `also` write further files.
+
+    All files are written beside the folder first, so that it is there as a whole or not at all. Raises `ConfigError`
+    as `check_folder` does, and `OSError`.
+    """
+    check_folder(folder)
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        fresh, old = Path(name, "new"), Path(name, "old")
+        fresh.mkdir()
+        _write_columns(result, fresh / COLUMNS)
+        (fresh / DOCUMENT).write_bytes(run_json(result))
+        (fresh / SERIES).write_text(series_csv(result.figures.series))
+        streams = [stream.name for stream in result.streams]
+        (fresh / HISTOGRAM).write_text(latency_log(result.record, result.config.warmup_s, streams))
+        (fresh / MARKDOWN).write_text(run_markdown(result))
+        (fresh / PAGE).write_text(run_page([result]))
+        for write in also:
+            write(result, fresh)
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(fresh, folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def read_result(folder: Path) -> RunResult:
+    """Read a result that `write_result` wrote; raises `ConfigError` with the file and the reason otherwise."""
+    file = folder / DOCUMENT
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{folder}: expected the folder of a result: {DOCUMENT}: {error.strerror}") from error
+    try:
+        document = msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file}: not JSON: {error}") from error
+    return _read_columns(result_of(document, str(file)), folder / COLUMNS)
+
+
+def result_of(document: dict[str, Any], source: str) -> RunResult:
+    """The result in a decoded JSON report of a run, without its queries.
+
+    Raises `ConfigError`, which names `source`, for anything else.
+    """
+    if document.get("kind") != RUN:
+        raise ConfigError(f"{source}: expected the report of a run, got kind {document.get('kind')!r}")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        found = document.get("schema_version")
+        raise ConfigError(f"{source}: expected schema version {SCHEMA_VERSION}, got {found!r}")
+    hints = typing.get_type_hints(RunResult)
+    values: dict[str, Any] = {"record": Record.empty(document.get("failures") or {})}
+    try:
+        values["invalid"] = list(document["validity"]["reasons"])
+        for field in dataclasses.fields(RunResult):
+            key = _KEYS.get(field.name, field.name)
+            if field.name not in values and key in document:
+                values[field.name] = msgspec.convert(document[key], hints[field.name])
+        return RunResult(**values)
+    except (msgspec.ValidationError, KeyError, TypeError) as error:
+        raise ConfigError(f"{source}: not the report of a run: {error}") from error
+
+
+def series_csv(series: TimeSeries) -> str:
+    """A time series as CSV, a line for each second; a percentile without answers is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("second", *(field.name for field in dataclasses.fields(series))))
+    for second in range(len(series)):
+        row = [getattr(series, field.name)[second].item() for field in dataclasses.fields(series)]
+        writer.writerow((second, *("" if isinstance(x, float) and math.isnan(x) else x for x in row)))
+    return text.getvalue()
+
+
+def _write_columns(result: RunResult, file: Path) -> None:
+    record = result.record
+    columns: dict[str, npt.NDArray[np.generic]] = {name: getattr(record, name) for name in _RECORD}
+    columns["stages_query"] = np.fromiter(record.stages, np.int64, len(record.stages))
+    columns["stages_text"] = np.array([text.encode() for text in record.stages.values()], np.bytes_)
+    if result.predictions is not None and result.expected is not None:
+        columns |= {"predictions": result.predictions, "expected": result.expected}
+    np.savez_compressed(file, allow_pickle=False, **columns)
+
+
+def _read_columns(result: RunResult, file: Path) -> RunResult:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            columns = dict(archive)
+        record = Record(**{name: columns[name] for name in _RECORD}, answers=[], reasons=result.record.reasons)
+        record.stages = {
+            query: text.decode()
+            for query, text in zip(columns["stages_query"].tolist(), columns["stages_text"].tolist(), strict=True)
+        }
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"{file}: not the queries of a run: {error}") from error
+    lengths = {name: len(columns[name]) for name in _RECORD}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"{file}: expected columns of one length, got {lengths}")
+    return dataclasses.replace(
+        result, record=record, predictions=columns.get("predictions"), expected=columns.get("expected")
+    )
