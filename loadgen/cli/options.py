@@ -32,7 +32,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, target: bool = True) -> 
         type=quantity("_s"),
         default=1.0,
         metavar="S",
-        help="seconds at the start to leave out (default 1, offline 0)",
+        help="seconds at the start to leave out (default 1; for streams and offline 0)",
     )
     add(
         "--drain-timeout",
