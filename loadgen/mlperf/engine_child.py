@@ -23,7 +23,7 @@ from sluice.loadgen.records.samples import load_samples
 from sluice.loadgen.run.child import REFUSED, UNREACHABLE, beat, say, take_task
 from sluice.loadgen.run.live import open_live
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
-from sluice.loadgen.target.base import Request, Target, TargetUnreachable
+from sluice.loadgen.target.base import Target, TargetRequest, TargetUnreachable
 from sluice.loadgen.traffic.mlperf_schedule import SampleChoice
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S, ms_to_ns
@@ -57,7 +57,7 @@ class _System:
         samples = load_samples(config.samples, metadata, config.rows, config.seed)
         self._output = config.output or metadata.outputs[0].name
         self.samples = len(samples)
-        requests = {k: Request(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
+        requests = {k: TargetRequest(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
         await self._target.prepare(requests, self, config.each_once)
         self._watching = self._loop.create_task(self._watch())
         self._beating = self._loop.create_task(beat())
