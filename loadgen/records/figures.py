@@ -91,7 +91,7 @@ def figures(
 ) -> Figures:
     """Compute the figures of a record; `streams` are those of its mix, in the order of their numbers."""
     series = time_series(record)
-    stages = stage_times(record.stages.values())
+    stages = _stages(record, streams)
     return Figures(
         series=series,
         stages=stages,
@@ -99,6 +99,16 @@ def figures(
         intervals=_intervals(record, series, warmup_s, seed),
         cost=_cost(record, stages, server_cost, price_per_hour),
     )
+
+
+def _stages(record: Record, streams: Sequence[StreamLabel]) -> tuple[StageTimes, ...]:
+    """Times by stage, apart for each of several models or pipelines."""
+    if len(streams) < 2:
+        return stage_times(record.stages.values())
+    by_model: dict[str, list[str]] = {}
+    for query, text in record.stages.items():
+        by_model.setdefault(streams[int(record.stream[query])].model, []).append(text)
+    return tuple(stage for model, texts in by_model.items() for stage in stage_times(texts, model))
 
 
 def _groups(

@@ -194,6 +194,11 @@ class Record:
         in_time = (self.slo_ns == NO_OBJECTIVE) | (self.done_ns - self.due_ns <= self.slo_ns)
         return np.asarray((self.status == Status.OK) & in_time)
 
+    @property
+    def has_objectives(self) -> bool:
+        """True if any query has an objective."""
+        return bool((self.slo_ns != NO_OBJECTIVE).any())
+
     def count_reason(self, reason: str, times: int = 1) -> None:
         """Count failures under their reason, or under the first reason that differs only in quantities."""
         if reason not in self.reasons:

@@ -16,7 +16,8 @@ class StageTimes(msgspec.Struct, frozen=True):
     The times follow each other: `queue_ms` waiting behind other queries, `batch_wait_ms` waiting for a batch to fill,
     `hand_off_ms` to the worker, `compute_ms` in the backend, `return_ms` until the scheduler had the result.
     `queries` is the number of explanations with this stage. `batch_rows` is the mean size of the batches that they
-    met, so that it is weighted by query. `cost` is the mean cost of a query's share, in units of currency.
+    met, so that it is weighted by query. `cost` is the mean cost of a query's share, in units of currency. `pipeline`
+    is "" in a run without a mix.
     """
 
     stage: str
@@ -29,6 +30,12 @@ class StageTimes(msgspec.Struct, frozen=True):
     return_ms: float
     batch_rows: float
     cost: float
+    pipeline: str = ""
+
+    @property
+    def title(self) -> str:
+        """The stage, with its pipeline where a run has several, and the partition."""
+        return f"{self.pipeline}: {self.stage} on {self.partition}".removeprefix(": ")
 
     @property
     def times_ms(self) -> tuple[float, float, float, float, float]:
@@ -41,8 +48,8 @@ class StageTimes(msgspec.Struct, frozen=True):
         return sum(self.times_ms)
 
 
-def stage_times(explanations: Iterable[str]) -> tuple[StageTimes, ...]:
-    """Mean figures by stage and partition, from values of the header `x-sluice-stages`.
+def stage_times(explanations: Iterable[str], pipeline: str = "") -> tuple[StageTimes, ...]:
+    """Mean figures by stage and partition, from values of the header `x-sluice-stages` for one pipeline.
 
     Stages come in the order in which they are met first, and the partitions of each by name. A stage that failed, a
     text that was cut and anything that is not such a value are left out.
@@ -59,9 +66,14 @@ def stage_times(explanations: Iterable[str]) -> tuple[StageTimes, ...]:
     order = {stage: number for number, stage in enumerate(dict.fromkeys(stage for stage, _ in sums))}
     grouped = sorted(sums.items(), key=lambda item: (order[item[0][0]], item[0][1]))
     return tuple(
-        StageTimes(stage, partition, round(count), *(value / count for value in values))
+        _stage_times(stage, partition, pipeline, round(count), values)
         for (stage, partition), (count, *values) in grouped
     )
+
+
+def _stage_times(stage: str, partition: str, pipeline: str, count: int, sums: list[float]) -> StageTimes:
+    queue, batch_wait, hand_off, compute, back, rows, cost = (value / count for value in sums)
+    return StageTimes(stage, partition, count, queue, batch_wait, hand_off, compute, back, rows, cost, pipeline)
 
 
 def _figures(part: str) -> tuple[str, str, tuple[float, ...]]:

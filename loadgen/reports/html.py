@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from sluice.loadgen.reports.comparison_panels import comparison_panels
-from sluice.loadgen.reports.panels import table_panel
+from sluice.loadgen.reports.panels import is_half, table_panel
 from sluice.loadgen.reports.run_panels import latency_panels, pace_panels
 from sluice.loadgen.reports.server_panels import batch_panels, stage_panel
 from sluice.loadgen.reports.tables import Table, losses, tables
@@ -58,12 +58,12 @@ def _page(name: str, head: str, body: str) -> str:
 
 
 def _run(result: RunResult, points: int) -> Iterator[str]:
-    halves = list(stage_panel(result))
+    panels = list(stage_panel(result))
     if len(result.record):
-        halves = [*latency_panels(result, points), *halves]
-        # The last of an odd number takes the whole width.
-        halves += pace_panels(result, points, "" if len(halves) % 2 else "half")
-    yield from halves
+        panels = [*latency_panels(result, points), *panels]
+        # The last of an odd number of halves takes the whole width.
+        panels += pace_panels(result, points, "" if sum(map(is_half, panels)) % 2 else "half")
+    yield from panels
     yield from batch_panels(result)
     yield from (table_panel(table) for table in tables(result))
 

@@ -11,6 +11,11 @@ def panel(title: str, body: str, *, size: str = "", key: str = "", note: str = "
     return f'<section class="panel {size}"><div class="head"><h2>{escape(title)}</h2>{key}</div>{body}{under}</section>'
 
 
+def is_half(html: str) -> bool:
+    """True for a panel of half the width."""
+    return html.startswith('<section class="panel half"')
+
+
 def table_panel(table: Table) -> str:
     """A panel with a table, or with facts where the columns have no names."""
     if not any(table.header):

@@ -11,6 +11,8 @@ from sluice.loadgen.reports.panels import panel
 from sluice.loadgen.reports.words import count, milliseconds, share
 from sluice.loadgen.run.result import RunResult
 
+_MANY = 8
+"""More stages than these take the whole width."""
 _PARTS = (
     ("queue", "queue"),
     ("batch-wait", "batch wait"),
@@ -25,8 +27,7 @@ def stage_panel(result: RunResult) -> Iterator[str]:
     if result.figures.stages:
         sampled = len(result.record.stages)
         rows = [
-            (f"{stage.stage} on {stage.partition}", _reached(stage, sampled), stage.times_ms, stage.total_ms)
-            for stage in result.figures.stages
+            (stage.title, _reached(stage, sampled), stage.times_ms, stage.total_ms) for stage in result.figures.stages
         ]
         note = f"Means of the {count(sampled)} answers that told their stages, in milliseconds."
     else:
@@ -42,7 +43,8 @@ def stage_panel(result: RunResult) -> Iterator[str]:
     largest = max(total for *_, total in rows) or 1.0
     body = "".join(_stack(name, detail, parts, total, largest) for name, detail, parts, total in rows)
     keys = legend((f"block {style}", name) for style, name in _PARTS)
-    yield panel("Server time by stage", f'<div class="stacks">{body}</div>', size="half", key=keys, note=note)
+    body = f'<div class="stacks">{body}</div>'
+    yield panel("Server time by stage", body, size="" if len(rows) > _MANY else "half", key=keys, note=note)
 
 
 def _reached(stage: StageTimes, sampled: int) -> str:

@@ -132,7 +132,7 @@ def _stages(result: RunResult) -> Iterator[Table]:
     sampled = len(result.record.stages)
     rows = [
         (
-            f"{stage.stage} on {stage.partition}",
+            stage.title,
             share(stage.queries / sampled),
             *(f"{value:.3f}" for value in (*stage.times_ms, stage.total_ms)),
             f"{stage.batch_rows:.2f}",

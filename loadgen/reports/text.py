@@ -8,7 +8,7 @@ from sluice.loadgen.records.statistics import Distribution
 from sluice.loadgen.records.validity import seconds_for
 from sluice.loadgen.reports.words import NO_INTERVALS
 from sluice.loadgen.run.result import RunResult, Verdict
-from sluice.loadgen.scenarios.base import Figure, Score
+from sluice.loadgen.scenarios.base import Figure
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.models.text_table import table_lines
@@ -39,7 +39,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         f"{metrics.goodput_per_s:.1f}/s good"
     )
     yield f"  score      {', '.join(map(_figure, score.figures))}"
-    yield _objective_line(score, config.slo_ms, config.percentile)
+    yield _objective_line(result)
     distributions = [
         _distribution("from due", metrics.latency_ms),
         _distribution("from sent", metrics.service_ms),
@@ -111,8 +111,10 @@ def _figure(figure: Figure) -> str:
     return f"{figure.name} {figure.value:.3f}{figure.unit if figure.unit.startswith('/') else f' {figure.unit}'}"
 
 
-def _objective_line(score: Score, slo_ms: float | None, percentile: float) -> str:
-    objective = "an answer" if slo_ms is None else f"{slo_ms:g} ms"
+def _objective_line(result: RunResult) -> str:
+    score, slo_ms, percentile = result.score, result.config.slo_ms, result.config.percentile
+    own = "its own objective" if result.record.has_objectives else "an answer"
+    objective = own if slo_ms is None else f"{slo_ms:g} ms"
     text = f"  objective  {objective} for {percentile:g} %: met by {score.attainment * 100:.3f} %"
     if not score.is_sample:
         return text
@@ -148,10 +150,7 @@ def _server_lines(server: ServerReport | None) -> Iterator[str]:
 
 
 def _stage_lines(result: RunResult) -> Iterator[str]:
-    rows = [
-        (f"{stage.stage} on {stage.partition}", *(f"{value:.3f}" for value in stage.times_ms))
-        for stage in result.figures.stages
-    ]
+    rows = [(stage.title, *(f"{value:.3f}" for value in stage.times_ms)) for stage in result.figures.stages]
     if rows:
         header = ("ms of a sample", "queue", "batch wait", "hand-off", "compute", "return")
         yield from (f"  {line}" for line in table_lines([header, *rows], left=1))

@@ -2,7 +2,6 @@
 
 from sluice.loadgen.records.bootstrap import MIN_BLOCK_S, MIN_BLOCKS
 from sluice.loadgen.records.early_stopping import queries_needed
-from sluice.loadgen.records.record import NO_OBJECTIVE
 from sluice.loadgen.run.result import RunResult, Verdict
 
 NO_INTERVALS = f"none; they take {MIN_BLOCKS * MIN_BLOCK_S:g} s after the warm-up"
@@ -38,7 +37,7 @@ def _within(result: RunResult) -> str:
     slo_ms = result.config.slo_ms
     if slo_ms is not None:
         return f" within {milliseconds(slo_ms)}"
-    return " within their objectives" if (result.record.slo_ns != NO_OBJECTIVE).any() else ""
+    return " within their objectives" if result.record.has_objectives else ""
 
 
 def share(value: float) -> str:

@@ -43,6 +43,6 @@ class Concurrency:
             ),
             queries=len(queries),
             good=int(queries.good.sum()),
-            is_sample=config.slo_ms is not None and not config.each_once,
+            is_sample=record.has_objectives and not config.each_once,
             unmet=unmet_minima(record, config, 1, int(record.due_ns[-1]) if len(record) else 0),
         )

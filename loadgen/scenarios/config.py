@@ -43,6 +43,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
+    The settings of a server in `policy_file` replace those of a simulated target.
     """
 
     target: str
@@ -80,6 +81,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
+    policy_file: str = ""
 
     @property
     def streams(self) -> tuple[Stream, ...]:

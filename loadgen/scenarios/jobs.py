@@ -49,6 +49,6 @@ class Jobs:
             ),
             queries=len(jobs),
             good=int(jobs.good.sum()),
-            is_sample=config.slo_ms is not None and not config.each_once,
+            is_sample=record.has_objectives and not config.each_once,
             unmet=unmet_minima(record, config, group, int(record.due_ns[-1]) if len(record) else 0),
         )

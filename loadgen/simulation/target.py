@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -41,6 +42,7 @@ from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
+from sluice.loadgen.simulation.activity import SimulatedActivity
 from sluice.loadgen.simulation.paced_arrivals import PacedArrivals
 from sluice.loadgen.simulation.service import (
     AnswerJitter,
@@ -82,9 +84,9 @@ class SimulatedTarget:
     `notes` says what the simulation leaves out.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, policy_file: str = "") -> None:
         self._path = path = Path(url.removeprefix(SIMULATED))
-        self._file, repository = read_simulation(path)
+        self._file, repository = read_simulation(path, policy_file)
         specs = [entry.spec for entry in repository.models.values()]
         latest = {spec.name: single_model(spec) for spec in sorted(specs, key=lambda spec: spec.version)}
         served = latest | repository.pipelines
@@ -175,7 +177,8 @@ class SimulatedTarget:
 
         arrivals = PacedArrivals(record, pacing, arrival)
         jitter = AnswerJitter(self._file.ways_us, seed, len(record))
-        observer = _Observer(arrivals, configs, pipeline_of, jitter, give_up)
+        activity = SimulatedActivity({each.name: each.price for each in self._spec.partitions})
+        observer = _Observer(arrivals, configs, pipeline_of, jitter, give_up, activity)
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
             service,
@@ -273,8 +276,10 @@ class _Observer:
         pipeline_of: Callable[[int], int],
         jitter: AnswerJitter,
         give_up: Sequence[int] | None,
+        activity: SimulatedActivity,
     ) -> None:
         self._arrivals = arrivals
+        self._activity = activity
         self._pipelines = pipelines
         self._pipeline_of = pipeline_of
         self._jitter = jitter
@@ -285,14 +290,20 @@ class _Observer:
 
     def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         """Record one step."""
-        if isinstance(event, BatchCompleted):
-            self._completed(self._in_flight.pop(event.batch))
+        if isinstance(event, RequestArrived):
+            self._activity.arrived(event.request, now_ns)
+        elif isinstance(event, BatchCompleted):
+            batch = self._in_flight.pop(event.batch)
+            self._activity.completed(batch, event, now_ns)
+            self._completed(batch)
         elif isinstance(event, BatchRevoked):
+            self._activity.revoked(event.batch)
             del self._in_flight[event.batch]
         for decision in decisions:
             match decision:
                 case DispatchBatch():
                     self._in_flight[decision.batch] = decision
+                    self._activity.dispatched(decision.batch, now_ns)
                 case CompleteRequest():
                     self._settle(decision.request, Status.OK)
                 case RejectRequest() | EvictRequest():
@@ -322,7 +333,8 @@ class _Observer:
             for stage, rows in zip(pipeline.stages, counts, strict=True)
             if rows
         }
-        return server_report(self._sizes, stages)
+        report = server_report(self._sizes, stages)
+        return msgspec.structs.replace(report, models=self._activity.report(), cost=self._activity.cost or None)
 
     def _completed(self, batch: DispatchBatch) -> None:
         batches, rows = self._sizes.get((batch.model, batch.partition), (0, 0.0))
@@ -334,6 +346,7 @@ class _Observer:
         self._rows[self._pipeline_of(member.request)][member.stage] += member.rows
 
     def _settle(self, query: int, status: Status, reason: str = "") -> None:
+        self._activity.ended(query)
         record = self._arrivals.record
         record.status[query] = status
         if reason:

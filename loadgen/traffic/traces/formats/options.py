@@ -10,7 +10,7 @@ from sluice.models.errors import ConfigError
 
 
 class Spread(enum.StrEnum):
-    """The arrivals that a count stands for: exactly their number, at uniform times, or a Poisson process of that mean."""
+    """The arrivals that a count stands for: that number at uniform times, or a Poisson process of that mean."""
 
     UNIFORM = "uniform"
     POISSON = "poisson"

@@ -167,3 +167,14 @@ def test_a_value_that_cannot_be_read_is_a_usage_error(
         main(["run", "--target", "sim:x", "--model", "m", option, text])
     assert ended.value.code == 1
     assert f"argument {option}: {message}" in capsys.readouterr().err
+
+
+def test_find_max_judges_each_query_of_a_mix_by_its_own_objective(
+    shared: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mix = tmp_path / "mix.yaml"
+    mix.write_text("streams: [{model: small, slo_ms: 9}, {name: slow, model: small, slo_ms: 1000}]\n")
+    arguments = ["--mix", str(mix), "--start", "1", "--max-probes", "2", "--duration", "2000"]
+    assert main(["find-max", *shared, *arguments]) == 2
+    # Half of the queries have an objective that lone ones miss.
+    assert "no rate met the objective" in capsys.readouterr().out

@@ -55,6 +55,16 @@ def test_queries_are_grouped_by_stream_by_model_and_by_objective() -> None:
     ]
 
 
+def test_stages_of_several_pipelines_stay_apart() -> None:
+    record = record_of(4, 10)
+    record.stream = np.array([0, 1, 2, 0], np.uint16)
+    record.stages = {0: f"{STAGE}0", 1: f"{STAGE}0", 2: f"{STAGE}0", 3: f"{STAGE}0"}
+    streams = [StreamLabel("web", "m"), StreamLabel("batch", "m"), StreamLabel("other", "n")]
+    stages = figures(record, 99, 0, streams=streams).stages
+    assert [(stage.title, stage.queries) for stage in stages] == [("m: a on p", 3), ("n: a on p", 1)]
+    assert [stage.title for stage in figures(record, 99, 0).stages] == ["a on p"]
+
+
 def test_a_run_of_one_stream_and_one_objective_has_no_groups() -> None:
     assert figures(record_of(6, 10), 99, 0, streams=[StreamLabel("web", "m")]).groups == ()
 

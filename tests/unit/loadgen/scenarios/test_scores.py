@@ -90,7 +90,8 @@ def test_a_job_is_pending_until_its_first_answer_and_lasts_until_the_last() -> N
 def test_concurrency_needs_a_number_of_queries_only_for_an_objective() -> None:
     queries = record([0, 10], [10, 10])
     assert score(queries, config(ScenarioName.CONCURRENCY)).sample is None
-    assert score(queries, config(ScenarioName.CONCURRENCY, slo_ms=20.0)).sample == 2
+    judged = record([0, 10], [10, 10], slo_ms=20.0)
+    assert score(judged, config(ScenarioName.CONCURRENCY, slo_ms=20.0)).sample == 2
 
 
 @pytest.mark.parametrize("scenario", [ScenarioName.SERVER, ScenarioName.CONCURRENCY])

@@ -11,6 +11,7 @@ from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import BatchContext, Choice, QueueView
 from sluice.batcher.queues.queue import Queue
 from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.records.model_statistics import ModelActivity
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.reports.text import run_text
 from sluice.loadgen.run.runner import run
@@ -152,14 +153,27 @@ def test_a_model_may_have_smaller_batches_than_others(tmp_path: Path) -> None:
     assert 1.2 < result.server.mean_batch <= 2
 
 
+def test_a_simulation_tells_what_its_models_did_as_a_server_does(tmp_path: Path) -> None:
+    policy = {"name": "timeout", "preferred": [4], "max_delay_ms": 5}
+    target = write_simulation(tmp_path, policy=policy, prices={"core_hour": 36}, escalation={"cascade": {"large": 1.0}})
+    result = run(config(target, "cascade", rate=0.01, queries=5))
+    assert result.server is not None
+    # Every query waits 5 ms for its batch to fill, and takes 10 ms in the small model and 20 ms in the large one.
+    assert result.server.models == (
+        ModelActivity("large:1", 5, 0, 5, 5, 5.0, 0.0, 20.0, 0.0, ((1, 5),)),
+        ModelActivity("small:1", 5, 0, 5, 5, 5.0, 0.0, 10.0, 0.0, ((1, 5),)),
+    )
+    assert result.server.cost == pytest.approx(5 * 0.030 * 0.01)
+
+
 def test_a_simulation_reports_the_lines_of_a_live_run(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, host={}, escalation={"cascade": {"large": 1.0}})
     lines = run_text(run(config(target, "cascade", rate=1, slo_ms=100))).splitlines()
     assert [line[2:13].strip() for line in lines[2:-1]] == [
         *("queries", "rate", "score", "objective", "ms", "from due", "from sent", "waited", "client lag"),
-        *("intervals", "batches", "batches", "batches", "stage", "stage"),
+        *("intervals", "batches", "batches", "batches", "stage", "stage", "model", "model", "cost"),
     ]
-    assert lines[-6:-1] == [
+    assert lines[-9:-4] == [
         "  batches    1000, mean 1.00 rows",
         "  batches    large:1 on cpu0: 500, mean 1.00 rows",
         "  batches    small:1 on cpu0: 500, mean 1.00 rows",
