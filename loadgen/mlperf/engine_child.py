@@ -31,9 +31,9 @@ from sluice.models.units import NS_PER_S, ms_to_ns
 
 _WATCH_S = 0.25
 _IDLE_S = 60.0
-"""How long LoadGen may take to make its queries, or its log files."""
+"""Most time that LoadGen may take to make its queries, or its log files."""
 _LONGEST_GAP = 30
-"""No gap of a Poisson process is so many times the mean one: the chance is 1 in 10**13."""
+"""A gap of a Poisson process is never this many times the mean one: the chance is 1 in 10**13."""
 
 
 class _System:

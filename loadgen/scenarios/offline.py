@@ -12,7 +12,7 @@ from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
 OFFLINE_CONCURRENCY = 256
-"""By default, so many samples are with the target at a time."""
+"""Default number of samples that are with the target at a time."""
 
 
 class Offline:
