@@ -5,6 +5,7 @@ import enum
 import msgspec
 
 from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
@@ -35,15 +36,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
     numbers, or scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: that
     it misses at any time, that it meets the objective from that many seconds on. `procs` client processes share the
-    queries, the connections and the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's, except
-    for its `min_queries` where the run has its own, and its `samples_per_query`.
+    queries, the connections and the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's; the
+    run's own `min_queries` and `samples_per_query` come before its.
 
     `explain_share` is the share of queries that ask the server for their times by stage, and `price_per_hour` what the
     server costs, for the cost of good answers.
 
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
-    The settings of a server in `policy_file` replace those of a simulated target.
+    The settings of a server in `policy_file` replace those of a simulated target, whose random times have the seed
+    `service_seed`, by default `seed`. `kept_outputs` says which outputs of a live target the result has. With a `path`
+    the target does not speak V2: the samples are the files at `bodies`, which are posted there as they are.
     """
 
     target: str
@@ -59,6 +62,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     slo_ms: float | None = None
     percentile: float = 99.0
     seed: int = 0
+    service_seed: int | None = None
     samples: SampleSource = SampleSource()
     output: str = ""
     rows: int = 1
@@ -77,11 +81,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     deadline_spread: DeadlineSpread | None = None
     trace_slo_scale: float = 1.0
     schedule_file: str = ""
+    path: str = ""
+    bodies: str = ""
     mlperf: MlperfRules = MlperfRules()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
     policy_file: str = ""
+    kept_outputs: KeptOutputs | None = None
+
+    @property
+    def random_times_seed(self) -> int:
+        """The seed of a simulation's random times."""
+        return self.seed if self.service_seed is None else self.service_seed
 
     @property
     def streams(self) -> tuple[Stream, ...]:
