@@ -193,8 +193,8 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        watch(arrivals.counts)
         with _on_interrupt(arrivals.stop):
+            watch(arrivals.counts)
             simulator.run(arrivals if interim is None else _until_decided(arrivals, interim), drain_ns)
         record = arrivals.record.head(arrivals.issued)
         _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
