@@ -43,11 +43,11 @@ def check_loggable(config: RunConfig) -> None:
         raise ConfigError("--mlperf-logs: MLPerf has no mixes; expected a run of one model")
 
 
-def keeping_outputs(config: RunConfig) -> RunConfig:
-    """The configuration of a run that, in accuracy mode, keeps the outputs for the accuracy log."""
-    if not config.each_once or config.target.startswith(SIMULATED) or config.kept_outputs is not None:
+def keeping_outputs(config: RunConfig, sampled: KeptOutputs | None = None) -> RunConfig:
+    """The configuration of a run that keeps outputs for the accuracy log; those `sampled` in performance mode."""
+    if config.target.startswith(SIMULATED) or config.kept_outputs is not None:
         return config
-    return msgspec.structs.replace(config, kept_outputs=KeptOutputs())
+    return msgspec.structs.replace(config, kept_outputs=KeptOutputs() if config.each_once else sampled)
 
 
 def run_as_logged(result: RunResult) -> LoggedRun:
