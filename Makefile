@@ -47,7 +47,7 @@ JOBS := 6
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
 .PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference pins \
-	screenshots triton cluster clean \
+	screenshots triton peers cluster clean \
 	check-unit test-timed test-compiled compile-if-possible $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -67,6 +67,7 @@ help:
 	@echo "make screenshots  take the pictures of the page and of a report for the docs: seven minutes; needs Chromium"
 	@echo "make cluster      run tests of gateways over a Ray cluster on this machine, in an environment of its own"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
+	@echo "make peers        measure Sluice beside other servers for an hour, write docs/evidence/peers.md: PEERS=options"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
 demo: $(DEMO)/installed-$(ORT)
@@ -222,8 +223,12 @@ bench: $(TEST)/installed-$(ORT)
 triton: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m tests.support.triton.setup
 
+# PEERS has options, such as PEERS="--quick --peers sluice triton".
+peers: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m benchmarks.peers $(PEERS)
+
 clean:
-	rm -rf $(DEMO) $(TEST) $(CLUSTER) $(KSERVE) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf $(DEMO) $(TEST) $(CLUSTER) $(KSERVE) .venv-bounds-* benchmarks/peers/.venv .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
 
 # $(call install,ENVIRONMENT,EXTRAS): a new virtual environment, so that it never holds both builds of ONNX Runtime.
 define install

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.support.process_tree import pss_kb
+
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60.0
 
@@ -28,7 +30,7 @@ class ServerProcess:
 
     def pss_mb(self) -> float:
         """Proportional set size of the server and its children, in MB."""
-        return sum(_pss_kb(pid) for pid in self.pids()) / 1024
+        return sum(pss_kb(pid) for pid in self.pids()) / 1024
 
     def rss_mb(self) -> float:
         """Resident memory of the server's own process, in MB."""
@@ -111,8 +113,3 @@ def process_cpu_s(pid: int) -> float:
     """CPU time that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _pss_kb(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -81,6 +81,8 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         max_outstanding=options.max_outstanding,
         procs=options.procs,
         metrics_url=options.metrics_url,
+        path=options.path,
+        bodies=options.bodies,
         explain_share=options.explain_share / 100,
         price_per_hour=options.price_per_hour,
         headers=tuple(options.header),

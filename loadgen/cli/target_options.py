@@ -14,6 +14,9 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, help=f"the server: {EXPECTED}")
     add_connection_options(parser)
     add("--model", default="", help="name of a model or pipeline; without it --mix, or a --trace that names models")
+    add("--path", default="", metavar="PATH", help="for a target that does not speak V2: post --bodies to this path")
+    bodies = "for --path: a file, or a folder with a file a sample; sent as they are, with the headers of --header"
+    add("--bodies", default="", metavar="FILE", help=bodies)
     add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")
     bound = f"most queries waiting and in flight; the next is dropped (default {MAX_OUTSTANDING})"
     add("--max-outstanding", type=int, default=MAX_OUTSTANDING, metavar="N", help=bound)

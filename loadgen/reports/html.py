@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from sluice.loadgen.reports.comparison_panels import comparison_panels
+from sluice.loadgen.reports.comparison_panels import comparison_panels, rate_of
 from sluice.loadgen.reports.panels import is_half, table_panel
 from sluice.loadgen.reports.run_panels import latency_panels, pace_panels
 from sluice.loadgen.reports.server_panels import batch_panels, stage_panel
@@ -33,7 +33,7 @@ def run_page(results: Sequence[RunResult]) -> str:
     first = results[0]
     if len(results) == 1:
         return _page(f"{title(first)}: {first.config.model}", _run_head(first), "\n".join(_run(first, _POINTS)))
-    results = sorted(results, key=lambda result: result.metrics.offered_per_s)
+    results = sorted(results, key=rate_of)
     points = max(_FEWEST_POINTS, _POINTS // min(len(results), _MOST_RUNS))
     panels = [*comparison_panels(results), table_panel(_overview(results))]
     for result in results[:_MOST_RUNS]:
@@ -108,7 +108,7 @@ def _headline(result: RunResult) -> Iterator[tuple[str, str, bool]]:
 
 
 def _name(result: RunResult) -> str:
-    return escape(f"{result.config.model} at {rate(result.metrics.offered_per_s)}")
+    return escape(f"{result.config.model} at {rate(rate_of(result))}")
 
 
 def _overview(results: Sequence[RunResult]) -> Table:

@@ -46,6 +46,7 @@ def open_live(config: RunConfig) -> Target:
         headers=config.headers,
         tls=config.tls,
         max_outstanding=config.max_outstanding,
+        path=config.path,
         explain_every=round(1 / config.explain_share) if config.explain_share else 0,
     )
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sluice.loadgen.mixes.mix import Stream
 from sluice.loadgen.mixes.requests import OWN_OBJECTIVE, RequestTable, assign
+from sluice.loadgen.records.bodies import read_bodies
 from sluice.loadgen.records.interim import InterimTest
-from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
+from sluice.loadgen.records.samples import Samples, SampleSource, TargetModel, load_samples
 from sluice.loadgen.run.memory import check_memory
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import scenario_of
@@ -48,10 +50,7 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> RunPlan:
     Raises `ConfigError` for a run that cannot be made.
     """
     streams = config.streams
-    samples = [
-        load_samples(stream.samples, each, stream.rows, config.seed)
-        for stream, each in zip(streams, metadata, strict=True)
-    ]
+    samples = [_samples(config, stream, each) for stream, each in zip(streams, metadata, strict=True)]
     table, schedule = (_played if config.schedule_file else _drawn)(config, samples)
     check_memory(len(schedule))
     pacing = scenario_of(config).pacing(config, schedule)
@@ -108,6 +107,16 @@ def interim_test(config: RunConfig, plan: RunPlan) -> InterimTest | None:
         warmup_s=config.warmup_s,
         decide_from_s=config.decide_from_s,
     )
+
+
+def _samples(config: RunConfig, stream: Stream, metadata: TargetModel) -> Samples:
+    if bool(config.path) != bool(config.bodies):
+        raise ConfigError(f"--path and --bodies: expected both or none, got {config.path!r} and {config.bodies!r}")
+    if not config.path:
+        return load_samples(stream.samples, metadata, stream.rows, config.seed)
+    if config.mix is not None or stream.samples != SampleSource() or stream.rows != 1:
+        raise ConfigError("--bodies: a body is a whole sample; expected no --mix, no --samples and no --rows")
+    return read_bodies(config.bodies)
 
 
 def nothing_measured(limit: str, warmup_s: float) -> ConfigError:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sluice.loadgen.records.early_stopping import confirmed
 from sluice.loadgen.records.figures import Figures, StreamLabel, figures
-from sluice.loadgen.records.interim import Decision
+from sluice.loadgen.records.interim import EarlyVerdict
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
@@ -57,7 +57,7 @@ class RunResult:
     client_cpu_us_per_query: float | None = None
     client_cpu_share: float | None = None
     baseline_lateness_ms: float | None = None
-    decision: Decision | None = None
+    decision: EarlyVerdict | None = None
     server: ServerReport | None = None
     predictions: Predictions | None = None
     expected: Predictions | None = None

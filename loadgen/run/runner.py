@@ -45,7 +45,7 @@ def plan_run(config: RunConfig) -> RunPlan:
     """The plan of a run, of which nothing is sent; raises as `run` does."""
     _check(config)
     if config.target.startswith(SIMULATED):
-        return _simulated_plan(config, SimulatedTarget(config.target))
+        return _simulated_plan(config, SimulatedTarget(config.target, config.policy_file))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_live_plan(config))
 
@@ -68,12 +68,14 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
     if config.procs > 1 and config.target.startswith(IN_PROCESS):
         raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
+    if config.policy_file and not config.target.startswith(SIMULATED):
+        raise ConfigError(f"--policies: requires a target sim:FILE, whose settings they replace, got {config.target}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig, watch: Watch) -> RunResult:
-    target = SimulatedTarget(config.target)
+    target = SimulatedTarget(config.target, config.policy_file)
     plan = _simulated_plan(config, target)
     interim = interim_test(config, plan)
     replayed = target.replay(

@@ -43,6 +43,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
+    The settings of a server in `policy_file` replace those of a simulated target. With a `path` the target does not
+    speak V2: the samples are the files at `bodies`, which are posted there as they are.
     """
 
     target: str
@@ -76,10 +78,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     deadline_spread: DeadlineSpread | None = None
     trace_slo_scale: float = 1.0
     schedule_file: str = ""
+    path: str = ""
+    bodies: str = ""
     mlperf: MlperfRules = MlperfRules()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
+    policy_file: str = ""
 
     @property
     def streams(self) -> tuple[Stream, ...]:

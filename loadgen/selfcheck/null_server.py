@@ -11,6 +11,11 @@ import uvloop
 
 from sluice.loadgen.selfcheck.null_grpc import NullGrpc
 
+_METADATA_JSON = (
+    b'{"name":"null","platform":"null","inputs":[{"name":"x","datatype":"FP32","shape":[-1,4]}],'
+    b'"outputs":[{"name":"y","datatype":"FP32","shape":[-1,2]}]}'
+)
+_METADATA = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_METADATA_JSON), _METADATA_JSON)
 _JSON = b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1,2],"parameters":{"binary_data_size":8}}]}'
 _ANSWER = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n%s%s" % (
     len(_JSON),
@@ -23,7 +28,7 @@ _END = b"\r\n\r\n"
 
 
 class NullHttp(asyncio.Protocol):
-    """A connection over HTTP/1.1 that gets the same small answer for every POST, whatever it says."""
+    """A connection over HTTP/1.1 that gets the same small answer for every POST, and metadata of a model for a GET."""
 
     _transport: asyncio.Transport
     _unread = b""
@@ -40,6 +45,10 @@ class NullHttp(asyncio.Protocol):
             return
         unread = self._unread + data
         while (end := unread.find(_END) + len(_END)) >= len(_END):
+            if unread.startswith(b"GET "):
+                self._transport.write(_METADATA)
+                unread = unread[end:]
+                continue
             length = end + int(unread[:end].partition(_LENGTH)[2].partition(b"\r\n")[0])
             if len(unread) < length:
                 break

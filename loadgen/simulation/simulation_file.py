@@ -19,7 +19,7 @@ from sluice.models.repository.scan import ModelEntry, Repository
 from sluice.models.spelling import did_you_mean
 from sluice.models.tensors.spec import DeclaredTensors
 from sluice.models.units import NS_PER_US
-from sluice.models.yaml_file import load_yaml
+from sluice.models.yaml_file import YamlDocument, load_yaml
 
 
 class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,18 +104,30 @@ class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[NodeSettings, ...] = ()
 
 
-def read_simulation(path: Path) -> tuple[SimulationFile, Repository]:
-    """Read a simulation file and scan its repository; raises `ConfigError` that starts with the file and the key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    value, lines = load_yaml(text, str(path))
+def read_simulation(path: Path, policy_file: str = "") -> tuple[SimulationFile, Repository]:
+    """Read a simulation file and scan its repository; raises `ConfigError` that starts with the file and the key.
+
+    The settings of a server in `policy_file`, if there is one, replace those of the simulation.
+    """
+    value, lines = _read_yaml(path)
     file = convert_settings(value, SimulationFile, str(path), lines=lines)
+    if policy_file:
+        other, other_lines = _read_yaml(Path(policy_file))
+        settings = convert_settings(other, ServingSettings, policy_file, lines=other_lines)
+        given = other if isinstance(other, dict) else {}
+        file = msgspec.structs.replace(file, **{key: getattr(settings, key) for key in given})
     repository = Repository.scan(path.parent / file.repository, file.max_batch_size, file.batch_sizes())
     for wrong in _mistakes(file, repository):
         raise ConfigError(f"{lines.prefix(str(path), wrong.partition(': ')[0], wrong)} {wrong}")
     return file, repository
+
+
+def _read_yaml(path: Path) -> YamlDocument:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return load_yaml(text, str(path))
 
 
 def _mistakes(file: SimulationFile, repository: Repository) -> Iterator[str]:

@@ -84,9 +84,9 @@ class SimulatedTarget:
     `notes` says what the simulation leaves out.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, policy_file: str = "") -> None:
         self._path = path = Path(url.removeprefix(SIMULATED))
-        self._file, repository = read_simulation(path)
+        self._file, repository = read_simulation(path, policy_file)
         specs = [entry.spec for entry in repository.models.values()]
         latest = {spec.name: single_model(spec) for spec in sorted(specs, key=lambda spec: spec.version)}
         served = latest | repository.pipelines

@@ -7,7 +7,6 @@ the server and ends with the first answer. Servers run one after the other; the 
 
 import argparse
 import json
-import os
 import re
 import shutil
 import signal
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.support.process_tree import activated, end
 from examples.digits.build import build_repository, load_digits
 from scripts.first_prediction import programs
 
@@ -158,7 +158,7 @@ def install(contender: Contender, environment: Path) -> dict[str, Any]:
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
         begun = time.monotonic()
         pip = [str(environment / "bin/python"), "-m", "pip", "install", "-qqq", "--no-cache-dir"]
-        subprocess.run([*pip, *contender.packages], check=True, env=_environment(environment))
+        subprocess.run([*pip, *contender.packages], check=True, env=activated(environment))
         seconds = round(time.monotonic() - begun, 1)
     ask = f"from importlib.metadata import version; print(version('{contender.package}'))"
     version = subprocess.run([environment / "bin/python", "-c", ask], check=True, capture_output=True, text=True).stdout
@@ -185,9 +185,7 @@ def write_files(task: Task, place: Path, repository: Path, environment: Path) ->
     for model in ("logreg", "rf1024"):
         shutil.copy(repository / model / "1/model.onnx", place / f"{model}.onnx")
     for command in task.layout:
-        subprocess.run(
-            command, shell=True, check=True, cwd=place, env=_environment(environment), stdout=subprocess.PIPE
-        )
+        subprocess.run(command, shell=True, check=True, cwd=place, env=activated(environment), stdout=subprocess.PIPE)
     for name, text in task.files.items():
         (place / name).write_text(text)
 
@@ -199,7 +197,7 @@ def serve(contender: Contender, task: Task, place: Path, environment: Path, page
     begun = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=place, env=_environment(environment), stdout=output, stderr=output, start_new_session=True
+            command, cwd=place, env=activated(environment), stdout=output, stderr=output, start_new_session=True
         )
     try:
         url = f"http://127.0.0.1:{contender.port}{task.path}"
@@ -218,7 +216,7 @@ def serve(contender: Contender, task: Task, place: Path, environment: Path, page
             )
         return figures
     finally:
-        _stop(process)
+        end(process, STOP_S)
 
 
 def _first_answer(request: urllib.request.Request, deadline: float) -> bytes | None:
@@ -229,37 +227,6 @@ def _first_answer(request: urllib.request.Request, deadline: float) -> bytes | N
             return body
         time.sleep(POLL_S)
     return None
-
-
-def _environment(environment: Path) -> dict[str, str]:
-    """The variables of a user who has activated an environment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return {**kept, "PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(environment)}
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a server and all processes that it has started."""
-    started = _descendants(process.pid)
-    process.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
-    for pid in [process.pid, *started]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
-def _descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that these have."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = status.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
-    found = [pid]
-    for each in found:
-        found += children.get(each, [])
-    return found[1:]
 
 
 if __name__ == "__main__":
