@@ -10,6 +10,8 @@ from sluice.loadgen.records.early_stopping import queries_needed
 from sluice.loadgen.records.interim import EarlyVerdict
 from sluice.loadgen.records.statistics import QueryStatistics
 
+TOO_SHORT = "too short"
+"""Beginning of the reasons that a longer run would cure."""
 _LATENESS_FLOOR_MS = 1.0
 _LATENESS_SHARE_OF_SLO = 0.05
 _MOST_CPU_SHARE = 0.8
@@ -99,6 +101,6 @@ def seconds_for(queries: int, offered_per_s: float, warmup_s: float) -> int | No
 
 def _shortness(sample: int, metrics: QueryStatistics, percentile: float, warmup_s: float) -> str:
     needed = queries_needed(0, percentile)
-    text = f"too short: {sample} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
+    text = f"{TOO_SHORT}: {sample} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
     seconds = seconds_for(needed, metrics.offered_per_s, warmup_s)
     return f"{text}; try --duration {seconds} or more" if seconds is not None else f"{text}; try a longer --duration"

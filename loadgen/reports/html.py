@@ -8,7 +8,7 @@ from sluice.loadgen.reports.comparison_panels import comparison_panels, rate_of
 from sluice.loadgen.reports.panels import is_half, table_panel
 from sluice.loadgen.reports.run_panels import latency_panels, pace_panels
 from sluice.loadgen.reports.server_panels import batch_panels, stage_panel
-from sluice.loadgen.reports.tables import Table, losses, tables
+from sluice.loadgen.reports.tables import ReportTable, losses, tables
 from sluice.loadgen.reports.words import count, explanation, milliseconds, rate, share, title
 from sluice.loadgen.run.result import RunResult, Verdict
 
@@ -111,7 +111,7 @@ def _name(result: RunResult) -> str:
     return escape(f"{result.config.model} at {rate(rate_of(result))}")
 
 
-def _overview(results: Sequence[RunResult]) -> Table:
+def _overview(results: Sequence[RunResult]) -> ReportTable:
     rows = []
     for result in results:
         metrics = result.metrics
@@ -128,4 +128,4 @@ def _overview(results: Sequence[RunResult]) -> Table:
             )
         )
     note = "" if len(results) <= _MOST_RUNS else f"The first {_MOST_RUNS} runs follow with their own charts."
-    return Table("Runs", ("", "Offered", "Good", "Attained", "p50", "p99", "Verdict"), rows, note)
+    return ReportTable("Runs", ("", "Offered", "Good", "Attained", "p50", "p99", "Verdict"), rows, note)
