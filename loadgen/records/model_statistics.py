@@ -8,7 +8,7 @@ from sluice.models.units import NS_PER_MS
 
 
 class ModelActivity(msgspec.Struct, frozen=True):
-    """What one model did during a run, warm-up included; times are means of its requests in milliseconds.
+    """The activity of one model during a run, warm-up included; times are means of its requests in milliseconds.
 
     `queue_ms` includes the wait for a batch to fill. `input_ms` is the hand-off of inputs to the backend, and
     `output_ms` the way back of the outputs. `batch_sizes` has pairs of (rows, batches), the rows ascending.
@@ -90,9 +90,9 @@ def read_counts(body: bytes) -> dict[str, ServedCounts]:
 def activity_between(
     before: dict[str, ServedCounts], after: dict[str, ServedCounts], pipelines: Iterable[str] = ()
 ) -> tuple[ModelActivity, ...]:
-    """What the models did between two readings, by key; `pipelines` are names of pipelines.
+    """The activity of models between two readings, by key; `pipelines` are names of pipelines.
 
-    A model that did nothing is left out, and so is one whose counts went back: its server started anew.
+    A model that did nothing is left out, and so is one whose counts went back: its server was restarted.
     """
     names = frozenset(pipelines)
     grown = []

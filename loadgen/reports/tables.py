@@ -141,9 +141,8 @@ def _stages(result: RunResult) -> Iterator[ReportTable]:
     ]
     if rows:
         header = ("ms", "Reached by", "queue", "batch wait", "hand-off", "compute", "return", "sum", "Batch met")
-        yield ReportTable(
-            "Server time by stage", header, rows, f"Means of {count(sampled)} answers that told their stages."
-        )
+        note = f"Means of the {count(sampled)} answers that have times of stages."
+        yield ReportTable("Server time by stage", header, rows, note)
 
 
 def _models(result: RunResult) -> Iterator[ReportTable]:

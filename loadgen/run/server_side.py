@@ -21,7 +21,7 @@ _MOST_ASKED = 64
 
 @dataclass(frozen=True)
 class ServerReading:
-    """Counts of a server at one time: of its metrics and of its models, each None where it is not told."""
+    """Counts of a server at one time: of its metrics and of its models, each None where it is not known."""
 
     counters: Counters | None
     models: dict[str, ServedCounts] | None

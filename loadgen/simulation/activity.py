@@ -1,4 +1,4 @@
-"""What the models of a simulated gateway did, as the statistics of a live server tell it."""
+"""The activity of the models of a simulated gateway, with the figures of a live server's statistics."""
 
 from collections.abc import Mapping
 
@@ -70,7 +70,7 @@ class SimulatedActivity:
         self._ready_ns.pop(query, None)
 
     def report(self) -> tuple[ModelActivity, ...]:
-        """What each model did."""
+        """The activity of each model."""
         return tuple(_activity(model, counts) for model, counts in sorted(self._models.items()))
 
 

@@ -25,7 +25,7 @@ from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.triton import partition as triton_partition
 from sluice.gateway.executors.triton.partition import Breaker
 from sluice.gateway.executors.triton.process import TritonProcess
-from sluice.gateway.executors.triton.statistics import ServedCounts
+from sluice.gateway.executors.triton.statistics import ModelCounts
 from sluice.gateway.partitions.inventory import NO_DETAILS
 from sluice.models.errors import PartitionError
 from tests.support.triton.fake_server import NOT_HEALTHY, FakeTriton, M, N, Refusal, answer_of, double, serving_fake
@@ -264,4 +264,4 @@ async def test_what_a_server_counts_is_asked_while_it_is_in_service(bench: Bench
     bench.fake.ready.add("foreign")
     await bench.ready()
     second = 1_000_000_000
-    assert await bench.partition.counts() == {"m:1": ServedCounts(7, 3, second, 2 * second, 3 * second, 4 * second)}
+    assert await bench.partition.counts() == {"m:1": ModelCounts(7, 3, second, 2 * second, 3 * second, 4 * second)}

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 import pytest
 
 from sluice.gateway.executors.triton import statistics as triton_statistics
-from sluice.gateway.executors.triton.statistics import ServedCounts, TritonStatistics
+from sluice.gateway.executors.triton.statistics import ModelCounts, TritonStatistics
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.models.errors import PartitionError
 
-COUNTS = ServedCounts(640, 10, 250_000_000, 500_000_000, 2_000_000_000, 0)
+COUNTS = ModelCounts(640, 10, 250_000_000, 500_000_000, 2_000_000_000, 0)
 
 
 class Server:
     """Counts what the test says; with None it hangs."""
 
-    def __init__(self, counts: Mapping[str, ServedCounts] | None) -> None:
+    def __init__(self, counts: Mapping[str, ModelCounts] | None) -> None:
         self.now = counts
         self.error: PartitionError | None = None
 
-    async def counts(self) -> Mapping[str, ServedCounts]:
+    async def counts(self) -> Mapping[str, ModelCounts]:
         if self.error is not None:
             raise self.error
         if self.now is None:
