@@ -24,8 +24,8 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     seconds = quantity("_s")
     add("--duration", "--max-duration", type=seconds, metavar="S", help="most seconds in which queries leave")
     add("--queries", "--max-queries", type=int, metavar="N", help="most queries; with --duration whichever comes first")
-    add("--min-duration", type=seconds, metavar="S", help="end after so many seconds, and --min-queries")
-    add("--min-queries", type=int, metavar="N", help="end after so many queries, and --min-duration")
+    add("--min-duration", type=seconds, metavar="S", help="end after these seconds and --min-queries")
+    add("--min-queries", type=int, metavar="N", help="end after these queries and --min-duration")
     add(
         "--mode",
         type=_is_accuracy,

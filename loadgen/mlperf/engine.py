@@ -18,7 +18,7 @@ from sluice.models.errors import ConfigError
 
 SUMMARY, DETAIL = "mlperf_log_summary.txt", "mlperf_log_detail.txt"
 ENDED = b"ended "
-"""What the child says at the end; a sentence follows if LoadGen did not come to its end."""
+"""The word of the child at the end; a sentence follows if LoadGen did not come to its end."""
 
 _LINE = ":::MLLOG "
 _MODULE = "sluice.loadgen.mlperf.engine_child"

@@ -80,7 +80,7 @@ def test_a_refusal_ends_the_run_since_loadgen_would_count_it_as_an_answer(
     assert "has no answer (shed: HTTP 503:" in capsys.readouterr().out
 
 
-def test_a_killed_loadgen_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_loadgen_makes_the_run_invalid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def kill(number: int, writer: asyncio.StreamWriter) -> None:
         for pid in children():
             os.kill(pid, signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_what_loadgen_does_not_have_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_package_is_told(
+def test_a_missing_package_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
