@@ -24,7 +24,7 @@ from sluice.loadgen.run.child import REFUSED, UNREACHABLE, beat, say, take_task
 from sluice.loadgen.run.live import open_live, read_metadata
 from sluice.loadgen.scenarios.config import ScenarioName
 from sluice.loadgen.scenarios.offline import OFFLINE_CONCURRENCY
-from sluice.loadgen.target.base import Request, Target, TargetUnreachable
+from sluice.loadgen.target.base import Target, TargetRequest, TargetUnreachable
 from sluice.loadgen.traffic.mlperf_schedule import SampleChoice
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S, ms_to_ns
@@ -62,7 +62,7 @@ class _System:
         samples = load_samples(config.samples, metadata, config.rows, config.seed)
         self._output = config.output or metadata.outputs[0].name
         self.samples = len(samples)
-        requests = {k: Request(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
+        requests = {k: TargetRequest(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
         await self._target.prepare(requests, self, self._keeps_answers)
         self._watching = self._loop.create_task(self._watch())
         self._beating = self._loop.create_task(beat())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.loadgen.mlperf.conf_file import ConfFile, ConfSetting
+from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM
 from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.scenarios.config import ScenarioName
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
@@ -15,7 +16,7 @@ from sluice.models.errors import ConfigError
 _SERVER, _OFFLINE = ScenarioName.SERVER, ScenarioName.OFFLINE
 _SINGLE, _MULTI = ScenarioName.SINGLE_STREAM, ScenarioName.MULTI_STREAM
 
-NAMES = {_SERVER: "Server", _OFFLINE: "Offline", _SINGLE: "SingleStream", _MULTI: "MultiStream"}
+NAMES = {_SERVER: SERVER, _OFFLINE: OFFLINE, _SINGLE: SINGLE_STREAM, _MULTI: MULTI_STREAM}
 """LoadGen's names of the scenarios."""
 
 
