@@ -15,6 +15,7 @@ def add_conf_options(parser: Parser) -> None:
     add(ConfKind.MLPERF, metavar="FILE", help="mlperf.conf: keys of LoadGen as defaults of these options, and seeds")
     add(ConfKind.USER, metavar="FILE", help="user.conf: the same without seeds")
     add(ConfKind.AUDIT, metavar="FILE", help="audit.config: the same without seeds")
+    parser.set_defaults(kept_outputs=None)
     add("--mlperf-model", default="", metavar="NAME", help="model in these files (default: that of --model)")
 
 

@@ -41,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     logged = is_loggable(config) and not (options.out is None and options.mlperf_logs is None)
     # Several processes do not keep outputs; only who asks for the logs by name has to hear that.
     if logged and (config.procs == 1 or options.mlperf_logs is not None):
-        config = keeping_outputs(config)
+        config = keeping_outputs(config, options.kept_outputs)
     with progress_line() as watch:
         result = run(config, watch)
     warn(result)
