@@ -16,9 +16,10 @@ SETTINGS = {"rounds": 5, "quick": False, "slo_ms": 50, "percentile": 95, "machin
 
 def entry(number: int, peer: str, rate: float | None, cpu_us: float = 100.0, p50_ms: float = 1.0) -> dict[str, Any]:
     """The figures of one model of a server in a round."""
-    fixed = [{"rate": 200, "p50_ms": 1.0, "p99_ms": 2.0, "in_time": 1.0, "cpu_us": cpu_us, "client_late": False}] * 2
+    fixed = [{"rate": 200, "p50_ms": 1.0, "p99_ms": 2.0, "in_time": 1.0, "cpu_us": 50.0, "client_late": False}] * 2
     highest = {"rate": rate, "client_limited": False, "probes": 5}
-    measured = {"alone": {"p50_ms": p50_ms, "p99_ms": 2.0}, "fixed": fixed, "highest": highest}
+    crowded = {"rate": 4000.0, "cpu_us": cpu_us}
+    measured = {"crowded": crowded, "alone": {"p50_ms": p50_ms, "p99_ms": 2.0}, "fixed": fixed, "highest": highest}
     return {
         "round": number,
         "peer": peer,
@@ -46,7 +47,7 @@ def test_a_run_goes_on_from_its_file(results: Results, tmp_path: Path) -> None:
     assert not again.has(4, "sluice")
     assert again.values("fastapi", "mlp", "http", "highest", "rate") == [1000, 1100]
     assert again.values("fastapi", "mlp", "grpc", "highest", "rate") == []
-    assert again.values("sluice", "mlp", "http", "fixed", 1, "cpu_us") == [100, 100, 100]
+    assert again.values("sluice", "mlp", "http", "fixed", 1, "cpu_us") == [50, 50, 50]
 
 
 def test_figures_of_other_settings_are_not_mixed_in(results: Results, tmp_path: Path) -> None:
