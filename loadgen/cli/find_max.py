@@ -13,8 +13,8 @@ from sluice.loadgen.run.find_max import (
     MAX_PROBES,
     RATE_LIMIT,
     MaxRate,
-    Plan,
     Probe,
+    ProbePlan,
     SearchSettings,
     find_max,
     shortest_probe_s,
@@ -80,7 +80,7 @@ class _CommandLineSearch:
         self._write(found)
         return found
 
-    def _probe(self, plan: Plan) -> Probe:
+    def _probe(self, plan: ProbePlan) -> Probe:
         stored = None if self._stored is None else self._stored.get(plan)
         probe, report = self._run(plan) if stored is None else stored
         print(probe_text(probe), end="", flush=True)
@@ -90,7 +90,7 @@ class _CommandLineSearch:
         self._write(MaxRate(None, None, False, tuple(self._made)))
         return probe
 
-    def _run(self, plan: Plan) -> tuple[Probe, bytes]:
+    def _run(self, plan: ProbePlan) -> tuple[Probe, bytes]:
         result = run(
             msgspec.structs.replace(
                 self._config,

@@ -5,14 +5,42 @@ import os
 import sys
 from collections.abc import Sequence
 
-from sluice.loadgen.cli import find_max, mlperf, paper, report, run, schedule, selfcheck, sweep, trace, validate_sim
+from sluice.loadgen.cli import (
+    accuracy,
+    compare,
+    compliance,
+    find_max,
+    mlperf,
+    paper,
+    report,
+    run,
+    schedule,
+    selfcheck,
+    sweep,
+    trace,
+    validate_sim,
+)
 from sluice.loadgen.cli.conf_options import conf_defaults
 from sluice.loadgen.cli.options import EPILOG, INVALID, UNREACHABLE, USAGE
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.command_line import Parser
 from sluice.models.errors import ServingError
 
-_COMMANDS = (run, find_max, sweep, report, trace, schedule, mlperf, selfcheck, validate_sim, paper)
+_COMMANDS = (
+    run,
+    find_max,
+    sweep,
+    compare,
+    accuracy,
+    report,
+    trace,
+    schedule,
+    mlperf,
+    compliance,
+    selfcheck,
+    validate_sim,
+    paper,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

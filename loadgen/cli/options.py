@@ -12,17 +12,19 @@ from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.client_tls import ClientTls
 from sluice.models.command_line import quantity
 
-MET, USAGE, MISSED, INVALID, UNREACHABLE = 0, 1, 2, 4, 5
-"""Exit statuses: objective met, wrong usage, objective missed or not confirmed, invalid run, target unreachable."""
+MET, USAGE, MISSED, REGRESSION, INVALID, UNREACHABLE = 0, 1, 2, 3, 4, 5
+"""Exit statuses: objective met, wrong usage, objective missed or not confirmed, regression, invalid run, target
+unreachable."""
 
 EPILOG = (
-    "exit codes: 0 objective met, 1 usage, 2 objective missed or not confirmed, 4 invalid run, 5 target unreachable"
+    "exit codes: 0 objective met, 1 usage, 2 objective missed or not confirmed, 3 regression, 4 invalid run, "
+    "5 target unreachable"
 )
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a run that every command with a target takes."""
-    add_target_options(parser)
+def add_run_options(parser: argparse.ArgumentParser, *, target: bool = True) -> None:
+    """Add the options of a run that every command with a target takes; without `target`, all but that."""
+    add_target_options(parser, target=target)
     add_traffic_options(parser)
     add = parser.add_argument
     add(
@@ -30,7 +32,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         type=quantity("_s"),
         default=1.0,
         metavar="S",
-        help="seconds at the start to leave out (default 1, offline 0)",
+        help="seconds at the start to leave out (default 1; for streams and offline 0)",
     )
     add(
         "--drain-timeout",

@@ -9,6 +9,8 @@ from sluice.models.command_line import quantity
 _MODES = {"performance": False, "accuracy": True}
 _PERCENTILE, _SINGLE_STREAM_PERCENTILE = 99.0, 90.0
 _WARMUP_S = 1.0
+_WITHOUT_WARMUP = (ScenarioName.SINGLE_STREAM, ScenarioName.MULTI_STREAM, ScenarioName.OFFLINE)
+"""Scenarios in which MLPerf counts every query, also the first ones; its Server scenario has a warm-up here."""
 
 
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +43,7 @@ def scenario_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings of a run that the scenario options, and the scenario's defaults for other options, give."""
     scenario = ScenarioName(options.scenario)
     percentile = _SINGLE_STREAM_PERCENTILE if scenario is ScenarioName.SINGLE_STREAM else _PERCENTILE
-    warmup_s = 0.0 if scenario is ScenarioName.OFFLINE else _WARMUP_S
+    warmup_s = 0.0 if scenario in _WITHOUT_WARMUP else _WARMUP_S
     return {
         "scenario": scenario,
         "concurrency": options.concurrency,

@@ -13,7 +13,7 @@ from sluice.loadgen.reports.document import run_json
 from sluice.loadgen.reports.sweep import sweep_csv, sweep_json, sweep_text
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.run.runner import run
-from sluice.loadgen.run.sweep import MAX_RUNS, Grid, Point, sweep
+from sluice.loadgen.run.sweep import MAX_RUNS, SweepGrid, SweepPoint, sweep
 from sluice.models.command_line import quantity
 
 _SEEDS = 3
@@ -46,12 +46,12 @@ def _sweep(options: argparse.Namespace) -> int:
     quick = options.quick
     seeds = options.seeds if options.seeds is not None else 1 if quick else _SEEDS
     options.duration = options.duration or (_QUICK_DURATION_S if quick else _DURATION_S)
-    grid = Grid(options.rates, options.concurrencies, options.slo_scales, options.policies)
+    grid = SweepGrid(options.rates, options.concurrencies, options.slo_scales, options.policies)
     base = run_config(options, 0.0)
     reports: list[bytes] = []
     noted: set[str] = set()
 
-    def run_one(point: Point, number: int) -> RunResult:
+    def run_one(point: SweepPoint, number: int) -> RunResult:
         config = with_slo_scale(point.config(base), point.slo_scale)
         # A closed loop has no due times, at which a run could be looked at before its end.
         decide_from_s = 0.0 if quick and point.is_rate else None
@@ -61,7 +61,7 @@ def _sweep(options: argparse.Namespace) -> int:
             warn(result)
         return result
 
-    def report(point: Point, result: RunResult) -> None:
+    def report(point: SweepPoint, result: RunResult) -> None:
         reports.append(run_json(result))
         load = f"{point.load:g}/s" if point.is_rate else f"{point.load:g} open"
         name = f" with {point.policy}" if point.policy else ""

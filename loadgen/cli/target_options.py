@@ -8,10 +8,13 @@ from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.models.command_line import add_connection_options
 
 
-def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where a run's queries go."""
+def add_target_options(parser: argparse.ArgumentParser, *, target: bool) -> None:
+    """Add the options that say where a run's queries go; without `target`, the command names targets in its own way."""
     add = parser.add_argument
-    add("--target", required=True, help=f"the server: {EXPECTED}")
+    if target:
+        add("--target", required=True, help=f"the server: {EXPECTED}")
+    else:
+        parser.set_defaults(target="")
     add_connection_options(parser)
     add("--model", default="", help="name of a model or pipeline; without it --mix, or a --trace that names models")
     add("--path", default="", metavar="PATH", help="for a target that does not speak V2: post --bodies to this path")

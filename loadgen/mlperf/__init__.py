@@ -1,1 +1,1 @@
-"""MLPerf: logs in the format of LoadGen's, and the compliance tests."""
+"""MLPerf's LoadGen: its configuration files, itself as the client, logs in its format, and the compliance tests."""

@@ -11,9 +11,7 @@ from sluice.models.units import NS_PER_S
 
 MIN_BLOCK_S = 10.0
 MIN_BLOCKS = 20
-_RESAMPLES = 1000
-_TAIL = 0.025
-"""Probability on either side of an interval: 95 % lie between."""
+_RESAMPLES = 2000
 _CELLS = 2048
 """Cells of ordered values. A quantile is first found among the cells and then inside one of them."""
 
@@ -22,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A 95 % confidence interval."""
+    """A confidence interval, of 95 % unless said otherwise."""
 
     low: float
     high: float
@@ -61,11 +59,11 @@ def mean_interval(due_ns: Integers, values: npt.NDArray[np.generic], seed: int) 
     return _widened(float(values.mean()), sums / (draws @ np.bincount(blocks)), draws.shape[1])
 
 
-def ratio_interval(ratios: Floats, seed: int) -> Interval:
+def ratio_interval(ratios: Floats, seed: int, confidence: float = 0.95) -> Interval:
     """The interval of the geometric mean of positive ratios, one of each pair of runs; shape (pairs,), at least 2."""
     draws = _draws(len(ratios), seed)
     logarithms = np.log(ratios)
-    interval = _widened(float(logarithms.mean()), draws @ logarithms / len(ratios), len(ratios))
+    interval = _widened(float(logarithms.mean()), draws @ logarithms / len(ratios), len(ratios), confidence)
     return Interval(math.exp(interval.low), math.exp(interval.high))
 
 
@@ -85,14 +83,14 @@ def _block_numbers(due_ns: Integers) -> Integers | None:
 
 
 def _drawn_blocks(blocks: Integers, seed: int) -> Floats:
-    """How often each resample draws each block, for the resamples that have queries at all."""
+    """The number of times that each resample draws each block; resamples without queries are left out."""
     counts = np.bincount(blocks)
     draws = _draws(len(counts), seed)
     return np.asarray(draws[draws @ counts > 0], np.float64)
 
 
 def _draws(units: int, seed: int) -> Floats:
-    """How often each resample draws each unit; shape (resamples, units)."""
+    """The number of times that each resample draws each unit; shape (resamples, units)."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(units, np.full(units, 1 / units), size=_RESAMPLES).astype(np.float64)
 
@@ -116,24 +114,25 @@ def _quantiles(ordered: npt.NDArray[np.generic], blocks: Integers, quantile: flo
     return found
 
 
-def _widened(estimate: float, replicates: Floats, units: int) -> Interval:
+def _widened(estimate: float, replicates: Floats, units: int, confidence: float = 0.95) -> Interval:
     """The percentile interval, widened about the estimate for a small number of units.
 
     A bootstrap of few units is too narrow: it uses the normal distribution where Student's belongs, and the variance of
     the sample for the population's (Hesterberg, "What Teachers Should Know About the Bootstrap", American Statistician
     69, 2015, section 4: the expanded percentile interval).
     """
-    low, high = np.quantile(replicates, (_TAIL, 1 - _TAIL))
-    wider = _student(units - 1) / NormalDist().inv_cdf(1 - _TAIL) * math.sqrt(units / (units - 1))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(replicates, (tail, 1 - tail))
+    wider = _student(units - 1, confidence) / NormalDist().inv_cdf(1 - tail) * math.sqrt(units / (units - 1))
     return Interval(estimate + (float(low) - estimate) * wider, estimate + (float(high) - estimate) * wider)
 
 
-def _student(freedom: int) -> float:
-    """The quantile of Student's distribution that leaves `_TAIL` above it."""
-    low, high = 0.0, 100.0
+def _student(freedom: int, confidence: float) -> float:
+    """The value t of Student's distribution between whose negative and itself `confidence` lies."""
+    low, high = 0.0, 1e4
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (middle, high) if _between(middle, freedom) < 1 - 2 * _TAIL else (low, middle)
+        low, high = (middle, high) if _between(middle, freedom) < confidence else (low, middle)
     return high
 
 

@@ -20,8 +20,8 @@ _SLACK_NS = 2 * NS_PER_MS
 """Timers of an event loop may fire a millisecond early."""
 
 
-class Decision(enum.StrEnum):
-    """Decision that ends a run before its schedule does."""
+class EarlyVerdict(enum.StrEnum):
+    """Verdict that ends a run before its schedule does."""
 
     CONFIRMED = "confirmed"
     EXCLUDED = "excluded"
@@ -46,7 +46,7 @@ class InterimTest:
     ) -> None:
         """Plan the looks at queries due at `due_ns` (queries,), ascending; `objective_ns` is the longest objective."""
         last_ns = int(due_ns[-1]) if len(due_ns) else 0
-        self.decided: tuple[Decision, int] | None = None
+        self.decided: tuple[EarlyVerdict, int] | None = None
         self._percentile = percentile
         self._first = int(np.searchsorted(due_ns, round(warmup_s * NS_PER_S)))
         measured = len(due_ns) - self._first
@@ -70,16 +70,16 @@ class InterimTest:
         end = int(np.searchsorted(record.due_ns, now_ns - self._objective_ns, side="right"))
         good, judged, misses = _count(record, slice(self._first, end), now_ns)
         if 0 <= self._misses_allowed < misses:
-            self.decided = Decision.EXCLUDED, end
+            self.decided = EarlyVerdict.EXCLUDED, end
         elif now_ns - self._objective_ns >= self._decide_from_ns and confirmed(judged, judged - good, self._percentile):
-            self.decided = Decision.CONFIRMED, end
+            self.decided = EarlyVerdict.CONFIRMED, end
 
 
 def _count(record: Record, counted: slice, now_ns: int) -> tuple[int, int, int]:
     """The good queries, all that count, and those that have missed for sure."""
     status, done = record.status[counted], record.done_ns[counted]
     ended = (status != Status.PENDING) & (done > 0) & (done <= now_ns)
-    good = record.good[counted] & ended
+    good = record.good_among(counted) & ended
     judged = status != Status.CANCELLED
     missed = judged & ~good & (ended | (record.slo_ns[counted] != NO_OBJECTIVE))
     return int(good.sum()), int(judged.sum()), int(missed.sum())

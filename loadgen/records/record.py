@@ -191,8 +191,13 @@ class Record:
     @property
     def good(self) -> npt.NDArray[np.bool_]:
         """True for each query that was answered within its objective, or answered at all when it has none."""
-        in_time = (self.slo_ns == NO_OBJECTIVE) | (self.done_ns - self.due_ns <= self.slo_ns)
-        return np.asarray((self.status == Status.OK) & in_time)
+        return self.good_among(slice(None))
+
+    def good_among(self, rows: slice) -> npt.NDArray[np.bool_]:
+        """`good` of some queries; O(their number)."""
+        slo_ns = self.slo_ns[rows]
+        in_time = (slo_ns == NO_OBJECTIVE) | (self.done_ns[rows] - self.due_ns[rows] <= slo_ns)
+        return np.asarray((self.status[rows] == Status.OK) & in_time)
 
     @property
     def has_objectives(self) -> bool:

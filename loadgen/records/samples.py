@@ -102,7 +102,7 @@ def load_samples(source: SampleSource, metadata: TargetModel, rows_per_query: in
 def _read_file(
     source: SampleSource, metadata: TargetModel
 ) -> tuple[dict[str, Array], npt.NDArray[np.int64] | None, bool]:
-    arrays = _open_npz(source.file)
+    arrays = open_npz(source.file, "--samples")
     subset = _named(arrays, source.subset, source.file) if source.subset else None
     inputs: dict[str, Array] = {}
     ranks = set()
@@ -135,18 +135,20 @@ def _check_item(array: Array, tensor: TensorSpec, file: str) -> None:
         )
 
 
-def _open_npz(file: str) -> dict[str, Array]:
+def open_npz(file: str, option: str) -> dict[str, Array]:
+    """The arrays of an .npz file, which an option names; raises `ConfigError` when it cannot be read."""
+    other = f", or {RANDOM}" if option == "--samples" else ""
     try:
         with Path(file).open("rb") as stream:
             if not zipfile.is_zipfile(stream):
-                raise ConfigError(f"--samples {file}: expected an .npz file, as numpy.savez writes it, or {RANDOM}")
+                raise ConfigError(f"{option} {file}: expected an .npz file, as numpy.savez writes it{other}")
             stream.seek(0)
             with np.load(stream, allow_pickle=False) as archive:
                 return dict(archive)
     except OSError as error:
-        raise ConfigError(f"--samples {file}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{option} {file}: cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"--samples {file}: cannot be read as an .npz file: {error}") from error
+        raise ConfigError(f"{option} {file}: cannot be read as an .npz file: {error}") from error
 
 
 def _named(arrays: dict[str, Array], key: str, file: str) -> Array:

@@ -7,9 +7,11 @@ target kept the connections busy, so the wait is part of the latency and a dropp
 import math
 
 from sluice.loadgen.records.early_stopping import queries_needed
-from sluice.loadgen.records.interim import Decision
+from sluice.loadgen.records.interim import EarlyVerdict
 from sluice.loadgen.records.statistics import QueryStatistics
 
+TOO_SHORT = "too short"
+"""Beginning of the reasons that a longer run would cure."""
 _LATENESS_FLOOR_MS = 1.0
 _LATENESS_SHARE_OF_SLO = 0.05
 _MOST_CPU_SHARE = 0.8
@@ -23,7 +25,7 @@ def invalid_reasons(
     *,
     sample: int | None,
     warmup_s: float = 0.0,
-    decision: Decision | None = None,
+    decision: EarlyVerdict | None = None,
     cpu_share: float | None = None,
     baseline_lateness_ms: float | None = None,
     is_paced: bool = True,
@@ -38,13 +40,13 @@ def invalid_reasons(
     return reasons + client_limits(metrics, slo_ms, cpu_share, baseline_lateness_ms, is_paced=is_paced)
 
 
-def too_short(sample: int | None, percentile: float, decision: Decision | None = None) -> bool:
+def too_short(sample: int | None, percentile: float, decision: EarlyVerdict | None = None) -> bool:
     """True for a sample of too few queries to confirm the percentile, even without a miss.
 
     None stands for queries that are no sample of others. A run that its misses have ended (`decision`) is as long as
     its verdict needs.
     """
-    if sample is None or decision is Decision.EXCLUDED:
+    if sample is None or decision is EarlyVerdict.EXCLUDED:
         return False
     return sample < queries_needed(0, percentile)
 
@@ -99,6 +101,6 @@ def seconds_for(queries: int, offered_per_s: float, warmup_s: float) -> int | No
 
 def _shortness(sample: int, metrics: QueryStatistics, percentile: float, warmup_s: float) -> str:
     needed = queries_needed(0, percentile)
-    text = f"too short: {sample} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
+    text = f"{TOO_SHORT}: {sample} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
     seconds = seconds_for(needed, metrics.offered_per_s, warmup_s)
     return f"{text}; try --duration {seconds} or more" if seconds is not None else f"{text}; try a longer --duration"

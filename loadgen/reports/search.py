@@ -8,7 +8,7 @@ import msgspec
 
 from sluice.loadgen.records.statistics import QueryStatistics
 from sluice.loadgen.reports.document import document, run_json, without_secrets
-from sluice.loadgen.run.find_max import MaxRate, Plan, Probe, SearchSettings
+from sluice.loadgen.run.find_max import MaxRate, Probe, ProbePlan, SearchSettings
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
@@ -138,7 +138,7 @@ class StoredProbes:
         # What an interrupt has cut off says nothing, so it is run again.
         self._probes = [(raw, probe) for raw, probe in probes if not probe.interrupted]
 
-    def get(self, plan: Plan) -> tuple[Probe, bytes] | None:
+    def get(self, plan: ProbePlan) -> tuple[Probe, bytes] | None:
         """The stored probe that a search asks for, and its JSON object; None where there is none."""
         if plan.number >= len(self._probes):
             return None

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from sluice.loadgen.reports.document import document
-from sluice.loadgen.run.sweep import Grid, Summary
+from sluice.loadgen.run.sweep import SweepGrid, SweepSummary
 from sluice.models.text_table import table_lines
 
 _TITLES = ("policy", "objective", "load", "runs", "met", "invalid", "good/s", "within", "p50 ms", "p99 ms")
 
 
-def sweep_text(summaries: Sequence[Summary]) -> str:
+def sweep_text(summaries: Sequence[SweepSummary]) -> str:
     """The table of a sweep, with one line a point."""
     rows = [_TITLES, *(_row(each) for each in summaries)]
     if not any(each.policy for each in summaries):
@@ -21,11 +21,11 @@ def sweep_text(summaries: Sequence[Summary]) -> str:
     return "".join(f"{line}\n" for line in table_lines(rows, left=1))
 
 
-def sweep_csv(summaries: Sequence[Summary]) -> str:
+def sweep_csv(summaries: Sequence[SweepSummary]) -> str:
     """The data of the curves: one line a point, with a line of names first; a figure that there is not is empty."""
     content = io.StringIO()
-    names = [name for name in Summary.__struct_fields__ if not name.endswith("_range")]
-    ranges = [name for name in Summary.__struct_fields__ if name.endswith("_range")]
+    names = [name for name in SweepSummary.__struct_fields__ if not name.endswith("_range")]
+    ranges = [name for name in SweepSummary.__struct_fields__ if name.endswith("_range")]
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow([*names, *(f"{name.removesuffix('range')}{end}" for name in ranges for end in ("min", "max"))])
     for each in summaries:
@@ -35,14 +35,14 @@ def sweep_csv(summaries: Sequence[Summary]) -> str:
     return content.getvalue()
 
 
-def sweep_json(grid: Grid, summaries: Sequence[Summary], runs: Sequence[bytes]) -> bytes:
+def sweep_json(grid: SweepGrid, summaries: Sequence[SweepSummary], runs: Sequence[bytes]) -> bytes:
     """The report of a sweep as a JSON object; `runs` are the JSON objects of its runs, in the order of the points."""
     return document(
         {"kind": "sweep", "grid": grid, "points": list(summaries), "runs": [msgspec.Raw(run) for run in runs]}
     )
 
 
-def _row(each: Summary) -> tuple[str, ...]:
+def _row(each: SweepSummary) -> tuple[str, ...]:
     load = f"{each.rate:g}/s" if each.rate is not None else f"{each.concurrency} open"
     return (
         each.policy,

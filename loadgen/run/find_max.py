@@ -57,7 +57,7 @@ def shortest_probe_s(warmup_s: float, slo_ms: float | None, precision: float) ->
     return warmup_s + (slo_ms or 0.0) / 1e3 / precision
 
 
-class Plan(NamedTuple):
+class ProbePlan(NamedTuple):
     """One run that a search asks for; a run that `confirms` is played to its end, and the others until they pass."""
 
     number: int
@@ -127,7 +127,7 @@ class MaxRate(msgspec.Struct, frozen=True):
         return self.rate is None and self.probes[-1].too_short and not self.probes[-1].interrupted
 
 
-def find_max(probe: Callable[[Plan], Probe], settings: SearchSettings) -> MaxRate:
+def find_max(probe: Callable[[ProbePlan], Probe], settings: SearchSettings) -> MaxRate:
     """Double from the start until a rate fails (halve until one passes), bisect on the logarithm, and confirm.
 
     The search narrows the bracket to the precision. The rate that it found then has to pass on `CONFIRMATIONS` fresh
@@ -146,7 +146,7 @@ def find_max(probe: Callable[[Plan], Probe], settings: SearchSettings) -> MaxRat
 class _Search:
     """The state of a search: the bracket from `low`, which passed, to `high`, which failed."""
 
-    def __init__(self, probe: Callable[[Plan], Probe], settings: SearchSettings) -> None:
+    def __init__(self, probe: Callable[[ProbePlan], Probe], settings: SearchSettings) -> None:
         self._probe = probe
         self._settings = settings
         self._ended = False
@@ -206,7 +206,7 @@ class _Search:
         return probe
 
     def _once(self, rate: float, confirms: bool) -> Probe:
-        probe = self._probe(Plan(len(self.probes), rate, confirms))
+        probe = self._probe(ProbePlan(len(self.probes), rate, confirms))
         self.probes.append(probe)
         return probe
 

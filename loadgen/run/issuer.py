@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 
@@ -54,6 +54,7 @@ class Issuer:
         pacing: Pacing = OPEN_LOOP,
         cancel_ns: npt.NDArray[np.int64] | None = None,
         interim: InterimTest | None = None,
+        kept: Container[int] | None = None,
     ) -> None:
         if pacing.from_issue:
             record.due_ns = record.due_ns.copy()
@@ -65,6 +66,7 @@ class Issuer:
         self._pacing = pacing
         self._paced = pacing != OPEN_LOOP
         self._interim = interim
+        self._kept = kept
         self._next_look: asyncio.TimerHandle | None = None
         self._cancel_ns = None if cancel_ns is None else np.ascontiguousarray(cancel_ns).data
         self._to_give_up: list[tuple[int, int]] = []
@@ -97,7 +99,7 @@ class Issuer:
         self._status[query] = status
         if reason:
             self._record.count_reason(reason)
-        if answer is not None:
+        if answer is not None and (self._kept is None or query in self._kept):
             self._record.answers[query] = answer
         if stages:
             self._record.stages[query] = stages

@@ -1,12 +1,13 @@
 """Queries against a live target, driven by one process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.outputs import Outputs
 from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
@@ -17,6 +18,7 @@ from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import Target
 from sluice.loadgen.target.open import open_target
 from sluice.models.errors import ConfigError, ServingError
+from sluice.models.tensors.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Driven:
 
     `start_ns` is the start on the monotonic clock, `cpu_ns` the CPU time of the client from there. `cpu_share` and
     `baseline_lateness_ms` are the issuer's. `predictions` have shape (queries, rows), with -1 for a missing one; None
-    without labels. `lost` has a sentence for each client process whose measurements were lost.
+    without labels. `outputs` are those that the run keeps. `lost` has a sentence for each client process whose
+    measurements were lost.
     """
 
     record: Record
@@ -35,6 +38,7 @@ class Driven:
     cpu_share: float | None
     baseline_lateness_ms: float
     predictions: Predictions | None
+    outputs: Outputs = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
 
@@ -91,10 +95,13 @@ async def drive(
     `interim` is the test that may end the run early. Raises `TargetUnreachable`, and `ConfigError` for an output that
     the answers do not have.
     """
-    record = Record.of(plan.schedule, plan.slo_ns, plan.table.is_labelled)
-    issuer = Issuer(record, plan.pacing, plan.schedule.cancel_ns, interim)
+    keeps_answers = plan.table.is_labelled or config.kept_outputs is not None
+    record = Record.of(plan.schedule, plan.slo_ns, keeps_answers)
+    kept = None if config.kept_outputs is None else config.kept_outputs.queries(len(record))
+    # Labels need the answers of all queries.
+    issuer = Issuer(record, plan.pacing, plan.schedule.cancel_ns, interim, None if plan.table.is_labelled else kept)
     try:
-        await target.prepare(plan.requests, issuer, plan.table.is_labelled)
+        await target.prepare(plan.requests, issuer, keeps_answers)
     except BaseException:
         await target.close()
         raise
@@ -108,6 +115,7 @@ async def drive(
         issuer.cpu_share,
         issuer.baseline_lateness_ms,
         _predictions(target, record, plan),
+        _outputs(config, target, record, plan, kept),
     )
 
 
@@ -132,6 +140,21 @@ def _predictions(target: Target, record: Record, plan: RunPlan) -> Predictions |
     if failure is not None and not read:
         raise ConfigError(f"no answer can be read: {failure}") from failure
     return predictions
+
+
+def _outputs(
+    config: RunConfig, target: Target, record: Record, plan: RunPlan, kept: frozenset[int] | None
+) -> dict[int, dict[str, Array]]:
+    if config.kept_outputs is None or kept is None:
+        return {}
+    return {
+        query: {
+            name: target.decode(answer, name)
+            for name in config.kept_outputs.names or (plan.outputs[int(record.stream[query])],)
+        }
+        for query, answer in enumerate(record.answers)
+        if answer is not None and query in kept
+    }
 
 
 def no_predictions(queries: int, plan: RunPlan) -> Predictions:

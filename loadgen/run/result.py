@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from sluice.loadgen.records.early_stopping import confirmed
 from sluice.loadgen.records.figures import Figures, StreamLabel, figures
-from sluice.loadgen.records.interim import Decision
+from sluice.loadgen.records.interim import EarlyVerdict
+from sluice.loadgen.records.outputs import Outputs
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
-from sluice.loadgen.records.validity import client_limits, too_short
+from sluice.loadgen.records.validity import TOO_SHORT, client_limits, too_short
 from sluice.loadgen.scenarios.base import Score
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
@@ -41,7 +42,8 @@ class RunResult:
     for a missing one; they are None without labels and in a simulation. `start_ns` is the start of a live run on the
     monotonic clock. `client_cpu_share` is the share of a core that the client used while it sent queries, None for a
     run of less than 0.1 s, and `baseline_lateness_ms` the 99th percentile of its lateness without load; both are None
-    in a simulation. `decision` is what ended the run before its schedule, if anything did. `invalid` lists the reasons
+    in a simulation. `decision` is what ended the run before its schedule, if anything did. `outputs` are those that the
+    run was to keep, and `sample_count` is the number of samples that it drew from. `invalid` lists the reasons
     why the run is invalid, and `notes` what a reader of the figures has to know about a simulation.
     """
 
@@ -57,10 +59,12 @@ class RunResult:
     client_cpu_us_per_query: float | None = None
     client_cpu_share: float | None = None
     baseline_lateness_ms: float | None = None
-    decision: Decision | None = None
+    decision: EarlyVerdict | None = None
     server: ServerReport | None = None
     predictions: Predictions | None = None
     expected: Predictions | None = None
+    outputs: Outputs = field(default_factory=dict)
+    sample_count: int = 0
     environment: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -95,9 +99,14 @@ class RunResult:
             is_paced=SCENARIOS[self.config.scenario].is_paced,
         )
 
+    @property
+    def limits(self) -> list[str]:
+        """The reasons of `invalid` for which the figures are not the target's; more queries would not help."""
+        return [reason for reason in self.invalid if not (reason.startswith(TOO_SHORT) or reason in self.score.unmet)]
+
     def without_rows(self) -> "RunResult":
         """The same result without its per-query data, which may be large."""
-        return replace(self, record=self.record.head(0), predictions=None, expected=None)
+        return replace(self, record=self.record.head(0), predictions=None, expected=None, outputs={})
 
     @property
     def too_short(self) -> bool:

@@ -4,11 +4,13 @@ import asyncio
 import os
 import platform
 import sys
+from types import MappingProxyType
 
 import numpy as np
 import uvloop
 
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.outputs import Outputs
 from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
@@ -66,6 +68,8 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"--price-per-hour: expected at least 0, got {config.price_per_hour:g}")
     if config.procs > 1 and config.target.startswith(SIMULATED):
         raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
+    if config.procs > 1 and config.kept_outputs is not None:
+        raise ConfigError(f"--procs: one process keeps the outputs; expected 1, got {config.procs}")
     if config.procs > 1 and config.target.startswith(IN_PROCESS):
         raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
     if config.policy_file and not config.target.startswith(SIMULATED):
@@ -79,7 +83,14 @@ def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     plan = _simulated_plan(config, target)
     interim = interim_test(config, plan)
     replayed = target.replay(
-        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim, watch
+        plan.schedule,
+        plan.pacing,
+        plan.requests,
+        plan.slo_ns,
+        config.random_times_seed,
+        config.drain_timeout_s,
+        interim,
+        watch,
     )
     return _result(
         config,
@@ -137,6 +148,7 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
         server=await report_since(before, config, target, driven.record),
         predictions=driven.predictions,
         expected=plan.table.expected(driven.record.sample),
+        outputs=driven.outputs,
     )
 
 
@@ -156,6 +168,7 @@ def _result(
     server: ServerReport | None = None,
     predictions: Predictions | None = None,
     expected: Predictions | None = None,
+    outputs: Outputs = MappingProxyType({}),
     notes: tuple[str, ...] = (),
 ) -> RunResult:
     decision = None
@@ -196,6 +209,8 @@ def _result(
         server=server,
         predictions=predictions,
         expected=expected,
+        outputs=outputs,
+        sample_count=sum(len(samples) for samples in plan.table.samples),
         environment=_environment(),
         notes=notes,
     )

@@ -14,7 +14,7 @@ from sluice.models.errors import ConfigError
 MAX_RUNS = 10_000
 
 
-class Grid(msgspec.Struct, frozen=True):
+class SweepGrid(msgspec.Struct, frozen=True):
     """The values of each dimension: either `rates` or `concurrencies`, scales of the objective, and policy files."""
 
     rates: tuple[float, ...] = ()
@@ -26,14 +26,14 @@ class Grid(msgspec.Struct, frozen=True):
         if bool(self.rates) == bool(self.concurrencies):
             raise ConfigError("sweep: expected one of --rates and --concurrencies")
 
-    def points(self) -> Iterator["Point"]:
+    def points(self) -> Iterator["SweepPoint"]:
         """The points, curve by curve: the load changes fastest."""
         loads = self.rates or self.concurrencies
         for policy, scale, load in itertools.product(self.policies, self.slo_scales, loads):
-            yield Point(policy, scale, load, is_rate=bool(self.rates))
+            yield SweepPoint(policy, scale, load, is_rate=bool(self.rates))
 
 
-class Point(NamedTuple):
+class SweepPoint(NamedTuple):
     """One point of a grid; `load` is a rate in queries a second, or a number of open queries."""
 
     policy: str
@@ -50,7 +50,7 @@ class Point(NamedTuple):
         )
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class SweepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The runs at one point: medians over the seeds, and the extremes of the two figures that curves are drawn of.
 
     Times are in milliseconds; None without an answer.
@@ -75,11 +75,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sweep(
-    run: Callable[[Point, int], RunResult],
-    grid: Grid,
+    run: Callable[[SweepPoint, int], RunResult],
+    grid: SweepGrid,
     seeds: int,
-    report: Callable[[Point, RunResult], None],
-) -> list[Summary]:
+    report: Callable[[SweepPoint, RunResult], None],
+) -> list[SweepSummary]:
     """Run `seeds` runs at each point; `run` gets the point and the number of its seed, from 0.
 
     The same number means the same seed at each point, so that points differ in what the grid changes alone. `report`
@@ -90,7 +90,7 @@ def sweep(
     points = list(grid.points())
     if len(points) * seeds > MAX_RUNS:
         raise ConfigError(f"sweep: expected at most {MAX_RUNS} runs, got {len(points)} points with {seeds} seeds each")
-    summaries: list[Summary] = []
+    summaries: list[SweepSummary] = []
     for point in points:
         results: list[RunResult] = []
         for number in range(seeds):
@@ -103,12 +103,12 @@ def sweep(
     return summaries
 
 
-def _summary(point: Point, results: Sequence[RunResult]) -> Summary:
+def _summary(point: SweepPoint, results: Sequence[RunResult]) -> SweepSummary:
     metrics = [result.metrics for result in results]
     goodput = [each.goodput_per_s for each in metrics]
     latencies = [each.latency_ms for each in metrics if each.latency_ms is not None]
     p99 = [each.p99 for each in latencies]
-    return Summary(
+    return SweepSummary(
         policy=point.policy,
         slo_scale=point.slo_scale,
         slo_ms=results[0].config.slo_ms,

@@ -5,6 +5,7 @@ import enum
 import msgspec
 
 from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
@@ -43,8 +44,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
-    The settings of a server in `policy_file` replace those of a simulated target. With a `path` the target does not
-    speak V2: the samples are the files at `bodies`, which are posted there as they are.
+    The settings of a server in `policy_file` replace those of a simulated target, whose random times have the seed
+    `service_seed`, by default `seed`. `kept_outputs` says which outputs of a live target the result has. With a `path`
+    the target does not speak V2: the samples are the files at `bodies`, which are posted there as they are.
     """
 
     target: str
@@ -60,6 +62,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     slo_ms: float | None = None
     percentile: float = 99.0
     seed: int = 0
+    service_seed: int | None = None
     samples: SampleSource = SampleSource()
     output: str = ""
     rows: int = 1
@@ -85,6 +88,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
     policy_file: str = ""
+    kept_outputs: KeptOutputs | None = None
+
+    @property
+    def random_times_seed(self) -> int:
+        """The seed of a simulation's random times."""
+        return self.seed if self.service_seed is None else self.service_seed
 
     @property
     def streams(self) -> tuple[Stream, ...]:

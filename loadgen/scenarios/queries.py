@@ -14,8 +14,8 @@ class MeasuredQueries:
     """The queries after the warm-up, each a `group` of the record; columns of shape (queries,).
 
     `latency_ns` is that of the slowest of a group, or `NEVER` if one of them was not answered. `first_ns` is the time
-    until the first answer to one of a group, and `good` is true where all of a group are. A last group that is not
-    complete does not count; queries that the client cancelled do not count either.
+    until the first answer to one of a group, `NEVER` where `latency_ns` is, and `good` is true where all of a group
+    are. A last group that is not complete does not count; queries that the client cancelled do not count either.
     """
 
     def __init__(self, record: Record, warmup_s: float, group: int = 1) -> None:
@@ -27,7 +27,7 @@ class MeasuredQueries:
         latency = np.where(status == Status.OK, done - due, NEVER)[counted]
         self.due_ns = due[counted, 0]
         self.latency_ns = latency.max(axis=1)
-        self.first_ns = latency.min(axis=1)
+        self.first_ns = np.where(self.latency_ns < NEVER, latency.min(axis=1), NEVER)
         self.good = np.asarray(good[counted].all(axis=1))
 
     def __len__(self) -> int:

@@ -21,7 +21,8 @@ def stream_score(record: Record, config: RunConfig, group: int) -> Score:
     percentile = config.percentile
     needed = queries_needed(1, percentile)
     unmet = unmet_minima(record, config, group, int(record.due_ns[-1]) if len(record) else 0)
-    if len(queries) < needed and not config.each_once:
+    # With fewer queries than a claim needs, the run is too short anyway.
+    if queries_needed(0, percentile) <= len(queries) < needed and not config.each_once:
         unmet += (
             f"too short: {len(queries)} queries after the warm-up; an estimate of p{percentile:g} needs {needed}",
         )

@@ -13,7 +13,7 @@ from sluice.models.errors import ServingError
 MAX_OUTSTANDING = 65_536
 """Default bound of the queries that have begun and not ended, waiting ones included."""
 EXPLAIN_EVERY = 100
-"""By default, one query of so many asks the server for its times by stage."""
+"""The number of queries of which, by default, one asks the server for its times by stage."""
 EXPLAIN_HEADER = "x-sluice-explain"
 STAGES_HEADER = "x-sluice-stages"
 
@@ -25,7 +25,7 @@ class TargetUnreachable(ServingError):
 class Request(NamedTuple):
     """A request that queries send: tensors for a model or pipeline, and its options.
 
-    `slo_ms` is the objective that the server is told, and `priority` the level of the request (0: the usual one).
+    `slo_ms` is the objective that is sent to the server, and `priority` the level of the request (0: the usual one).
     """
 
     model: str

@@ -151,7 +151,7 @@ class GrpcTarget(ConnectionPool[GrpcClientConnection]):
         return connection
 
     async def _single_call(self, method: str, request: Message) -> tuple[Fields, bytes]:
-        """How a call on a connection of its own ended; raises `TargetUnreachable`."""
+        """The end of a call on a connection of its own; raises `TargetUnreachable`."""
         call = _SingleCall()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):

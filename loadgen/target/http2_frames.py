@@ -63,7 +63,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """A frame that lets the server send so many bytes more."""
+    """A frame that lets the server send `increment` bytes more."""
     return frame(WINDOW_UPDATE, 0, stream, increment.to_bytes(4, "big"))
 
 

@@ -121,7 +121,7 @@ class ConnectionPool(ABC, Generic[C]):
             self._grow()
 
     async def _open_first(self, count: int) -> None:
-        """Open so many connections, but no more than there may be; raises OSError."""
+        """Open `count` connections, or as many as there may be; raises OSError."""
         await asyncio.gather(*(self._add() for _ in range(min(count, self._connections))))
 
     async def _add(self) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
 
 _WORD = np.uint64(32)
 _LOW_WORD = np.uint64(0xFFFF_FFFF)
@@ -37,11 +38,15 @@ class Mersenne:
         }
         self._unread: Words = np.empty(0, np.uint64)
 
+    def uniform(self, count: int) -> Floats:
+        """Draw numbers of [0, 1); shape (count,)."""
+        words = self._words(2 * count).astype(np.float64)
+        # A number is made of two words, of which the lower comes first; it is rounded below 1.
+        return np.minimum((words[0::2] + words[1::2] * _RANGE) / 2.0**64, math.nextafter(1.0, 0.0))
+
     def exponential_ns(self, count: int, rate: float) -> Integers:
         """Draw exponential gaps of a mean of 1 / `rate` seconds in whole nanoseconds, rounded down; shape (count,)."""
-        words = self._words(2 * count).astype(np.float64)
-        # A number of [0, 1) is made of two words, of which the lower comes first; it is rounded below 1.
-        uniform = np.minimum((words[0::2] + words[1::2] * _RANGE) / 2.0**64, math.nextafter(1.0, 0.0))
+        uniform = self.uniform(count)
         ns = -np.log(1 - uniform) / rate * 1e9
         # numpy's logarithm may differ from that of the C library in the last bit. Where that could change the whole
         # number, the C library decides.

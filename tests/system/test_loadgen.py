@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +16,14 @@ import grpc
 import numpy as np
 import pytest
 
+from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run import runner
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.target.base import TargetUnreachable
+from sluice.loadgen.traffic.draws import Cancellation
 from sluice.models.errors import ConfigError
 from tests.support.gateway.server import gateway_server
 from tests.support.loadgen.v2_server import ANSWER, BUSY, Reply, server
@@ -298,6 +302,39 @@ def test_every_query_to_sluice_is_answered_and_counted(
     assert result.server is not None
     assert sum(batch.batches * batch.mean_rows for batch in result.server.batches) == pytest.approx(400)
     assert [(stage.stage, stage.rows) for stage in result.server.stages] == [("m", 400)]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_streams_of_a_mix_reach_sluice_with_their_own_rows_and_labels(
+    gateway: tuple[dict[str, str], str], protocol: str, tmp_path: Path
+) -> None:
+    targets, metrics_url = gateway
+    np.savez(tmp_path / "s.npz", x=np.random.default_rng(1).random((40, 2), np.float32), y=np.zeros(40, np.int64))
+    labelled = SampleSource(str(tmp_path / "s.npz"), labels="y")
+    mix = Mix(
+        (
+            Stream(name="single", model="m", share=2, slo_ms=60_000),
+            Stream(name="four", model="m", slo_ms=0.001, samples=labelled, rows=4, priority=1),
+        ),
+        "mix.yaml",
+    )
+    result = run(targets[protocol], rate=200, mix=mix, metrics_url=metrics_url)
+    four = result.record.stream == 1
+    assert 40 < four.sum() < 95
+    assert result.answered_rows == 4 * (four & (result.record.status == Status.OK)).sum()
+    assert (result.record.good == (~four & (result.record.status == Status.OK))).all()
+    assert result.server is not None
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_sluice_hears_of_queries_that_were_given_up(gateway: tuple[dict[str, str], str], protocol: str) -> None:
+    targets, metrics_url = gateway
+    record = run(targets[protocol], rate=200, slo_ms=60_000, cancellation=Cancellation(0.5, 0)).record
+    given_up = record.status == Status.CANCELLED
+    assert 0 < given_up.sum() <= 140
+    assert ((record.status == Status.OK) | given_up).all()
+    with urllib.request.urlopen(metrics_url) as answer:
+        assert b'sluice_requests_total{outcome="cancelled_client",pipeline="m:1"}' in answer.read()
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 
 METADATA = {
     "name": "m",
@@ -28,6 +29,18 @@ Reply = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 """Called with the number of an inference request, from 0, and the connection to answer on."""
 
 
+BodyReply = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+"""Called with the body of an inference request, and the connection to answer on."""
+
+
+def answer_of(values: npt.NDArray[np.float32]) -> bytes:
+    """An answer with the output `y`."""
+    output = {"name": "y", "datatype": "FP32", "shape": values.shape, "parameters": {"binary_data_size": values.nbytes}}
+    head = json.dumps({"outputs": [output]}).encode()
+    lengths = f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head) + values.nbytes}"
+    return f"HTTP/1.1 200 OK\r\n{lengths}\r\n\r\n".encode() + head + values.tobytes()
+
+
 async def answer(number: int, writer: asyncio.StreamWriter) -> None:
     """Answer at once."""
     writer.write(ANSWER)
@@ -35,11 +48,16 @@ async def answer(number: int, writer: asyncio.StreamWriter) -> None:
 
 @contextmanager
 def server(
-    reply: Reply, metadata: Callable[[], object] = lambda: METADATA, *, reads_bodies: bool = True
+    reply: Reply = answer,
+    metadata: Callable[[], object] = lambda: METADATA,
+    *,
+    reads_bodies: bool = True,
+    by_body: BodyReply | None = None,
 ) -> Iterator[str]:
     """An HTTP server in a thread that serves metadata and leaves inference to `reply`; yields its URL.
 
-    Unless it `reads_bodies`, it reads no further than the head of a request for inference.
+    Where `by_body` is given, it answers instead. Unless it `reads_bodies`, it reads no further than the head of a
+    request for inference.
     """
     numbers = iter(range(1_000_000))
     started: queue.SimpleQueue[tuple[int, asyncio.AbstractEventLoop]] = queue.SimpleQueue()
@@ -56,8 +74,11 @@ def server(
                     await stop.wait()
                     return
                 length = int(head.lower().rpartition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0])
-                await reader.readexactly(length)
-                await reply(next(numbers), writer)
+                body = await reader.readexactly(length)
+                if by_body is None:
+                    await reply(next(numbers), writer)
+                else:
+                    await by_body(body, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

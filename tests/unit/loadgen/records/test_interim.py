@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from sluice.loadgen.records.interim import Decision, InterimTest
+from sluice.loadgen.records.interim import EarlyVerdict, InterimTest
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.traffic.schedule import Schedule
 
@@ -41,7 +41,7 @@ def test_a_run_without_a_miss_ends_with_the_queries_that_a_confirmation_needs() 
     interim = planned(record)
     # Query 458 is due after 458 ms, and its fate is known 10 ms later; timers may be 2 ms early.
     assert run(record, interim) == 470 * MS
-    assert interim.decided == (Decision.CONFIRMED, 461)
+    assert interim.decided == (EarlyVerdict.CONFIRMED, 461)
 
 
 def test_queries_due_within_the_last_objective_do_not_count() -> None:
@@ -49,7 +49,7 @@ def test_queries_due_within_the_last_objective_do_not_count() -> None:
     answer(record, MS, slice(0, 461))
     interim = planned(record)
     run(record, interim)
-    assert interim.decided == (Decision.CONFIRMED, 461)
+    assert interim.decided == (EarlyVerdict.CONFIRMED, 461)
 
 
 def test_a_run_with_some_misses_goes_on_until_it_has_queries_enough_for_them() -> None:
@@ -61,7 +61,7 @@ def test_a_run_with_some_misses_goes_on_until_it_has_queries_enough_for_them() -
     # Three misses take 1001 queries; the looks are a quarter apart.
     assert interim.decided is not None
     decision, queries = interim.decided
-    assert decision is Decision.CONFIRMED
+    assert decision is EarlyVerdict.CONFIRMED
     assert 1001 <= queries <= 1.25 * 1001
 
 
@@ -72,7 +72,7 @@ def test_more_misses_than_the_whole_run_may_have_end_it() -> None:
     run(record, interim)
     assert interim.decided is not None
     decision, queries = interim.decided
-    assert decision is Decision.EXCLUDED
+    assert decision is EarlyVerdict.EXCLUDED
     # The whole run may have 10 misses.
     assert 11 <= queries <= 48
 
@@ -82,7 +82,7 @@ def test_queries_without_an_answer_have_missed_once_the_objective_has_passed() -
     interim = planned(record)
     run(record, interim)
     assert interim.decided is not None
-    assert interim.decided[0] is Decision.EXCLUDED
+    assert interim.decided[0] is EarlyVerdict.EXCLUDED
 
 
 def test_a_run_may_be_confirmed_from_a_given_time_on_only() -> None:
@@ -108,7 +108,7 @@ def test_the_warm_up_does_not_count() -> None:
     record.status[:1000] = Status.ERROR
     interim = planned(record, warmup_s=1.0)
     run(record, interim)
-    assert interim.decided == (Decision.CONFIRMED, 1461)
+    assert interim.decided == (EarlyVerdict.CONFIRMED, 1461)
 
 
 def test_without_an_objective_an_open_query_is_neither_good_nor_a_miss() -> None:
@@ -120,7 +120,7 @@ def test_without_an_objective_an_open_query_is_neither_good_nor_a_miss() -> None
     interim = planned(record)
     run(record, interim)
     assert interim.decided is not None
-    assert interim.decided[0] is Decision.CONFIRMED
+    assert interim.decided[0] is EarlyVerdict.CONFIRMED
 
 
 def test_cancelled_queries_do_not_count() -> None:
@@ -131,7 +131,7 @@ def test_cancelled_queries_do_not_count() -> None:
     run(record, interim)
     assert interim.decided is not None
     decision, queries = interim.decided
-    assert decision is Decision.CONFIRMED
+    assert decision is EarlyVerdict.CONFIRMED
     assert queries >= 2 * 459
 
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from sluice.loadgen.records.interim import Decision
+from sluice.loadgen.records.interim import EarlyVerdict
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.records.validity import client_limits, invalid_reasons
 
@@ -66,8 +66,8 @@ def test_lateness_counts_only_where_queries_are_due_one_by_one() -> None:
 
 
 def test_a_run_that_its_misses_have_ended_is_not_too_short() -> None:
-    assert invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=Decision.EXCLUDED) == []
-    assert len(invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=Decision.CONFIRMED)) == 1
+    assert invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=EarlyVerdict.EXCLUDED) == []
+    assert len(invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=EarlyVerdict.CONFIRMED)) == 1
 
 
 @pytest.mark.parametrize(("share", "valid"), [(None, True), (0.8, True), (0.81, False), (1.0, False)])

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.loadgen.cli.main import main
 from sluice.loadgen.reports.search import StoredProbes, max_rate_json, max_rate_text, probe_json, probe_text
-from sluice.loadgen.run.find_max import MaxRate, Plan, Probe, SearchSettings
+from sluice.loadgen.run.find_max import MaxRate, Probe, ProbePlan, SearchSettings
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
@@ -101,20 +101,20 @@ def test_stored_probes_give_the_same_answers_again(tmp_path: Path) -> None:
     write_search(file, made, settings)
     stored = StoredProbes(file, settings, CONFIG)
     for number, each in enumerate(made):
-        found = stored.get(Plan(number, each.config.rate, confirms=False))
+        found = stored.get(ProbePlan(number, each.config.rate, confirms=False))
         assert found is not None
         assert found[0] == probe(each)
         assert json.loads(found[1])["config"]["rate"] == each.config.rate
-    assert stored.get(Plan(2, 141.0, confirms=False)) is None
+    assert stored.get(ProbePlan(2, 141.0, confirms=False)) is None
 
 
 def test_stored_probes_of_no_use_to_the_search_are_left_out(tmp_path: Path) -> None:
     file, settings = tmp_path / "peak.json", SearchSettings(max_probes=4)
     write_search(file, [result(100.0, 0), result(200.0, 1), result(200.0, 2)], settings, confirms=1)
     longer = StoredProbes(file, SearchSettings(max_probes=40), CONFIG)
-    assert longer.get(Plan(0, 100.0, confirms=False)) is not None
-    assert longer.get(Plan(1, 200.0, confirms=False)) is not None
-    assert longer.get(Plan(2, 400.0, confirms=False)) is None
+    assert longer.get(ProbePlan(0, 100.0, confirms=False)) is not None
+    assert longer.get(ProbePlan(1, 200.0, confirms=False)) is not None
+    assert longer.get(ProbePlan(2, 400.0, confirms=False)) is None
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_json_of_a_run() -> None:
     streams |= {"mix", "mix samples", "cancellations", "deadlines"}
     assert report["seeds"].keys() == {"master"} | streams
     assert report["metrics"]["latency_ms"]["p99"] == 10
-    assert report["validity"] == {"valid": True, "reasons": []}
+    assert report["validity"] == {"valid": True, "reasons": [], "limits": []}
     assert report["slo_met"] is True
     assert report["verdict"] == "met"
     assert report["notes"] == []

@@ -5,19 +5,19 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from sluice.loadgen.run.find_max import MaxRate, Plan, Probe, SearchSettings, find_max, shortest_probe_s
+from sluice.loadgen.run.find_max import MaxRate, Probe, ProbePlan, SearchSettings, find_max, shortest_probe_s
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 from tests.unit.loadgen.results import result_of
 
-Run = Callable[[Plan], RunResult]
+Run = Callable[[ProbePlan], RunResult]
 
 
 def target(capacity: float, client_limit: float = 1e9, queries: int = 500, errors: int = 0) -> Run:
     """A target that meets 10 ms up to `capacity` and whose client keeps up to `client_limit`."""
 
-    def run(plan: Plan) -> RunResult:
+    def run(plan: ProbePlan) -> RunResult:
         config = RunConfig(target="http://t", model="m", rate=plan.rate, slo_ms=10, warmup_s=0, seed=plan.number)
         late_ms = 5 if plan.rate > client_limit else 0
         return result_of(config, 10 if plan.rate <= capacity else 11, queries, late_ms=late_ms, errors=errors)
@@ -25,10 +25,10 @@ def target(capacity: float, client_limit: float = 1e9, queries: int = 500, error
     return run
 
 
-def search(run: Run, **settings: float) -> tuple[MaxRate, list[Plan]]:
-    plans: list[Plan] = []
+def search(run: Run, **settings: float) -> tuple[MaxRate, list[ProbePlan]]:
+    plans: list[ProbePlan] = []
 
-    def probe(plan: Plan) -> Probe:
+    def probe(plan: ProbePlan) -> Probe:
         plans.append(plan)
         return Probe.of(run(plan), plan.confirms)
 
@@ -36,7 +36,7 @@ def search(run: Run, **settings: float) -> tuple[MaxRate, list[Plan]]:
     return found, plans
 
 
-def rates(plans: list[Plan]) -> list[float]:
+def rates(plans: list[ProbePlan]) -> list[float]:
     return [plan.rate for plan in plans]
 
 
@@ -65,7 +65,7 @@ def test_halves_when_the_first_rate_is_too_high() -> None:
 
 def test_a_rate_that_fails_on_a_fresh_seed_is_stepped_down_by_the_precision_until_two_seeds_pass() -> None:
     # Short runs pass up to 1000/s, and long ones only up to 960/s.
-    def run(plan: Plan) -> RunResult:
+    def run(plan: ProbePlan) -> RunResult:
         return target(960 if plan.confirms else 1000)(plan)
 
     found, plans = search(run, precision=0.01)
@@ -80,7 +80,7 @@ def test_a_rate_that_fails_on_a_fresh_seed_is_stepped_down_by_the_precision_unti
 def test_one_of_two_confirmations_is_not_enough() -> None:
     failures = iter([False, True])  # the second confirmation fails once
 
-    def run(plan: Plan) -> RunResult:
+    def run(plan: ProbePlan) -> RunResult:
         return target(1 if plan.confirms and next(failures, False) else 200)(plan)
 
     found, plans = search(run, precision=0.5)
@@ -89,7 +89,7 @@ def test_one_of_two_confirmations_is_not_enough() -> None:
 
 
 def test_a_search_without_probes_left_says_that_the_rate_is_not_confirmed() -> None:
-    def run(plan: Plan) -> RunResult:
+    def run(plan: ProbePlan) -> RunResult:
         return target(1 if plan.confirms else 1000)(plan)
 
     found, plans = search(run, max_probes=14)
@@ -120,7 +120,7 @@ def test_a_run_that_its_client_limited_is_repeated_once_and_then_not_taken_for_t
 
 
 def test_a_client_that_was_late_once_does_not_end_the_search() -> None:
-    def run(plan: Plan) -> RunResult:
+    def run(plan: ProbePlan) -> RunResult:
         return target(1000, client_limit=1 if plan.number == 1 else 1e9)(plan)
 
     found, plans = search(run, precision=0.5)
@@ -151,7 +151,7 @@ def test_an_interrupted_confirmation_leaves_the_rate_unconfirmed() -> None:
 
 def test_a_rate_that_is_not_confirmed_by_early_stopping_does_not_pass() -> None:
     run = target(capacity=1000, errors=4)
-    probe = Probe.of(run(Plan(0, 100.0, False)), confirms=False)
+    probe = Probe.of(run(ProbePlan(0, 100.0, False)), confirms=False)
     assert probe.metrics.attainment == 0.992
     assert not probe.passed
     found, _ = search(run, max_probes=5)
@@ -165,7 +165,7 @@ def test_a_search_ends_where_runs_are_too_short_to_confirm_a_rate() -> None:
 
 
 def test_a_short_probe_above_a_rate_that_passed_does_not_end_the_search() -> None:
-    def run(plan: Plan) -> RunResult:
+    def run(plan: ProbePlan) -> RunResult:
         return target(1e9, queries=458 if plan.rate > 150 else 500)(plan)
 
     found, plans = search(run, max_probes=6)

@@ -16,7 +16,7 @@ class Ended(NamedTuple):
 
 
 class Listener:
-    """Keeps reports by query. `wait` waits until so many queries have ended."""
+    """Keeps reports by query. `wait` waits until a number of queries have ended."""
 
     def __init__(self) -> None:
         self.waited: list[int] = []

@@ -131,7 +131,7 @@ def test_an_http_server_is_no_grpc_server() -> None:
         asyncio.run(ask())
 
 
-def test_what_the_server_refuses_is_told_apart() -> None:
+def test_refusals_for_lack_of_room_are_no_errors() -> None:
     def refuse(request: Any, context: grpc.ServicerContext) -> Any:
         match request.model_name:
             case "full":

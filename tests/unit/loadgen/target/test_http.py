@@ -1,4 +1,4 @@
-"""The client of HTTP/1.1 against small servers that answer when they are told to."""
+"""The client of HTTP/1.1 against small servers that answer when a test wants it."""
 
 import asyncio
 import ssl
@@ -34,7 +34,7 @@ async def when_opened(server: "PlayedServer", head: bytes, writer: asyncio.Strea
 
 
 class PlayedServer:
-    """A server that counts connections, keeps the heads of requests, and answers them as it is told."""
+    """A server that counts connections, keeps the heads of requests, and answers them as a test wants."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -80,7 +80,7 @@ async def prepared(url: str, listener: Listener, request: Request = REQUEST, **s
     return target
 
 
-def test_one_query_of_so_many_asks_for_the_times_of_stages() -> None:
+def test_one_query_of_three_asks_for_the_times_of_stages() -> None:
     async def run() -> list[bytes]:
         async with playing() as (server, url):
             listener = Listener()
