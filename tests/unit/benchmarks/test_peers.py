@@ -51,7 +51,7 @@ def test_a_run_goes_on_from_its_file(results: Results, tmp_path: Path) -> None:
 
 
 def test_figures_of_other_settings_are_not_mixed_in(results: Results, tmp_path: Path) -> None:
-    with pytest.raises(OtherRun, match=r"peers.json: measured with .*'slo_ms': 50.*; remove it to begin anew"):
+    with pytest.raises(OtherRun, match=r"peers.json: measured with .*'slo_ms': 50.*; remove it to begin again"):
         Results(tmp_path / "peers.json", SETTINGS | {"slo_ms": 20})
 
 
@@ -77,9 +77,17 @@ def test_the_page_has_figures_losses_and_what_is_not_installed(results: Results)
     assert losses == ["- `mlp`, HTTP, p50 of one client: Sluice 0.40; FastAPI 0.20 (intervals apart)"]
 
 
-def test_a_round_that_failed_is_told_with_its_reason(results: Results) -> None:
+def test_a_round_that_failed_is_named_with_its_reason(results: Results) -> None:
     results.add({"round": 4, "peer": "fastapi", "load": 1.0, "failed": "mlp over http: no answer\nlog"})
     assert "Not measured: FastAPI, round 4: mlp over http: no answer" in document(results).splitlines()
+
+
+def test_a_failure_is_tried_again(results: Results) -> None:
+    results.add({"round": 4, "peer": "fastapi", "load": 1.0, "failed": "mlp over http: no answer"})
+    assert not results.has(4, "fastapi")
+    results.add(entry(4, "fastapi", 1200))
+    assert results.has(4, "fastapi")
+    assert [each["round"] for each in results.entries if each["peer"] == "fastapi"] == [1, 2, 3, 4]
 
 
 def test_every_server_has_its_packages_pinned() -> None:
