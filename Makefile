@@ -64,7 +64,7 @@ help:
 	@echo "make bench        run the benchmarks"
 	@echo "make reference    write the generated pages of docs/reference"
 	@echo "make pins         write the versions of all packages in images as pip resolves them now"
-	@echo "make screenshots  take the pictures of the page for the docs: six minutes; needs Chromium"
+	@echo "make screenshots  take the pictures of the page and of a report for the docs: seven minutes; needs Chromium"
 	@echo "make cluster      run tests of gateways over a Ray cluster on this machine, in an environment of its own"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make peers        measure Sluice beside other servers for an hour, write docs/evidence/peers.md: PEERS=options"

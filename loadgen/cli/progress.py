@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sluice.loadgen.records.progress import Counts, Watch, unwatched
+from sluice.loadgen.records.progress import QueryCounts, Watch, unwatched
 
 _PERIOD_S = 1.0
 _CLEAR = "\r\x1b[K"
@@ -21,7 +21,7 @@ def progress_line() -> Iterator[Watch]:
     ended = threading.Event()
     threads: list[threading.Thread] = []
 
-    def watch(counts: Callable[[], Counts]) -> None:
+    def watch(counts: Callable[[], QueryCounts]) -> None:
         threads.append(threading.Thread(target=_show, args=(counts, ended), daemon=True))
         threads[-1].start()
 
@@ -34,7 +34,7 @@ def progress_line() -> Iterator[Watch]:
         _write(_CLEAR)
 
 
-def _show(counts: Callable[[], Counts], ended: threading.Event) -> None:
+def _show(counts: Callable[[], QueryCounts], ended: threading.Event) -> None:
     since_s = time.monotonic()
     while not ended.wait(_PERIOD_S):
         now = counts()

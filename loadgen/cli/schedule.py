@@ -10,9 +10,11 @@ from sluice.loadgen.cli.options import MET, add_run_options, run_config, write_r
 from sluice.loadgen.cli.scenario_options import add_scenario_options, scenario_settings
 from sluice.loadgen.reports.arrivals import arrival_lines
 from sluice.loadgen.run.runner import plan_run
+from sluice.loadgen.scenarios.config import ScenarioName
 from sluice.loadgen.traffic.description import describe_arrivals
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.loadgen.traffic.schedule_file import read_schedule, write_schedule
+from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
 
@@ -33,6 +35,8 @@ def add_command(commands: Any) -> None:
 
 def _make(options: argparse.Namespace) -> int:
     config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))
+    if config.scenario is not ScenarioName.SERVER:
+        raise ConfigError(f"--scenario {config.scenario}: has no due times to write; expected {ScenarioName.SERVER}")
     schedule = plan_run(config).schedule
     write_schedule(schedule, options.out)
     return _print(schedule, options.out, options.json)

@@ -16,7 +16,7 @@ from sluice.loadgen.traffic.traces.formats.found import TraceFormat, format_of, 
 from sluice.loadgen.traffic.traces.formats.options import ImportOptions, Spread
 from sluice.loadgen.traffic.traces.trace import Trace
 from sluice.loadgen.traffic.traces.trace_file import write_trace_file
-from sluice.loadgen.traffic.traces.transforms import Mapping, mapped, rate_scaled, refitted, sliced, time_scaled
+from sluice.loadgen.traffic.traces.transforms import FunctionMapping, mapped, rate_scaled, refitted, sliced, time_scaled
 from sluice.models.command_line import quantity
 from sluice.models.errors import ConfigError
 
@@ -56,7 +56,7 @@ def _add_convert(actions: Any) -> None:
     add("--cv", type=float, help="with --window: coefficient of variation of the new gaps (default: as measured)")
     add("--cv-scale", type=float, metavar="X", help="with --window: multiply the measured one (default 1)")
     add("--models", metavar="A,B,…", help="divide the functions of the trace among these models")
-    mappings = [each.value for each in Mapping]
+    mappings = [each.value for each in FunctionMapping]
     add("--map", choices=mappings, default="round-robin", help="how functions are divided (default round-robin)")
     _add_seed(add)
 
@@ -114,7 +114,7 @@ def _convert(options: argparse.Namespace) -> int:
     if options.time_scale is not None and options.rate is not None:
         raise ConfigError("--rate: changes the speed as --time-scale does; expected one of the two")
     if options.models is not None:
-        trace = mapped(trace, options.models.split(","), Mapping(options.map), rng)
+        trace = mapped(trace, options.models.split(","), FunctionMapping(options.map), rng)
     if options.rate_scale is not None:
         trace = rate_scaled(trace, options.rate_scale, rng)
     if options.window is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.interim import InterimTest
-from sluice.loadgen.records.progress import Counts
+from sluice.loadgen.records.progress import QueryCounts
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.statistics import distribution
 from sluice.loadgen.target.base import Target
@@ -34,7 +34,7 @@ Start = Callable[[], Awaitable[int]]
 
 
 async def start_at_once() -> int:
-    """Start now, but for the time that the first query takes to leave on time."""
+    """Start now, apart from the time that the first query takes to leave on time."""
     return time.monotonic_ns() + _LEAD_NS
 
 
@@ -80,9 +80,9 @@ class Issuer:
         self._finished = asyncio.Event()
         self._all_issued = asyncio.Event()
 
-    def counts(self) -> Counts:
+    def counts(self) -> QueryCounts:
         """The numbers of queries so far; may be called from any thread."""
-        return Counts(self._issued, self._settled)
+        return QueryCounts(self._issued, self._settled)
 
     def queued(self, query: int) -> None:
         """Record the time from which a query waits for a connection."""
@@ -182,6 +182,7 @@ class Issuer:
 
     def _issue_due(self) -> None:
         pacing, paced, k = self._pacing, self._paced, self._issued
+        due, samples = self._due, self._samples
         waits = False
         self._issuing = True
         end = k + _BURST
@@ -189,7 +190,7 @@ class Issuer:
         if self._to_give_up:
             self._give_up(now_ns)
             now_ns = time.monotonic_ns() - self.start_ns
-        while k < end and not self._ended and self._due[k] <= now_ns:
+        while k < end and not self._ended and due[k] <= now_ns:
             if paced and k % pacing.group == 0:
                 if pacing.is_over(k, self._last_ns, now_ns):
                     self._end()
@@ -199,24 +200,25 @@ class Issuer:
                     break
                 self._last_ns = now_ns
             if pacing.from_issue:
-                self._due[k] = self._last_ns
+                due[k] = self._last_ns
             self._issued = k + 1
             try:
-                self._target.issue(k, self._samples[k])
+                self._target.issue(k, samples[k])
             except Exception as error:  # no failure may delay the queries after this one
                 self.done(k, Status.ERROR, reason=f"cannot be sent: {error!r}")
             if self._cancel_ns is not None and (after_ns := self._cancel_ns[k % len(self._cancel_ns)]) >= 0:
-                heappush(self._to_give_up, (self._due[k] + after_ns, k))
+                heappush(self._to_give_up, (due[k] + after_ns, k))
             k += 1
-            if k == len(self._due):
+            if k == len(due):
                 if not pacing.repeats:
                     self._end()
                     break
                 self._take(self._record.doubled())
+                due, samples = self._due, self._samples
             now_ns = time.monotonic_ns() - self.start_ns
         self._issuing = False
         # A query that waits for an answer leaves with it.
-        wake_ns = None if self._ended or waits else self._due[k]
+        wake_ns = None if self._ended or waits else due[k]
         if self._to_give_up and (wake_ns is None or self._to_give_up[0][0] < wake_ns):
             wake_ns = self._to_give_up[0][0]
         if wake_ns is not None:

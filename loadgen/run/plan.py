@@ -11,9 +11,9 @@ from sluice.loadgen.records.bodies import read_bodies
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.samples import Samples, SampleSource, TargetModel, load_samples
 from sluice.loadgen.run.memory import check_memory
-from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.scenarios.table import scenario_of
-from sluice.loadgen.target.base import Request
+from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.draws import Numbers
 from sluice.loadgen.traffic.pacing import Pacing
@@ -35,7 +35,7 @@ class RunPlan:
     schedule: Schedule
     pacing: Pacing
     table: RequestTable
-    requests: Mapping[int, Request]
+    requests: Mapping[int, TargetRequest]
     outputs: tuple[str, ...]
 
     @property
@@ -83,6 +83,8 @@ def _drawn(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable,
 
 def _played(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable, Schedule]:
     """The schedule of a file, which has to be one of these streams and samples."""
+    if config.scenario is not ScenarioName.SERVER:
+        raise ConfigError(f"--schedule: requires --scenario {ScenarioName.SERVER}, got {config.scenario}")
     schedule = read_schedule(config.schedule_file)
     spread = config.deadline_spread
     table = RequestTable(config.streams, samples, OWN_OBJECTIVE if spread is None else spread.levels_ms)

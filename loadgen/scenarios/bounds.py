@@ -1,4 +1,4 @@
-"""How long a run goes on: at most to its bounds, and only to its minima where it has any."""
+"""The length of a run: at most to its bounds, and only to its minima where it has any."""
 
 import math
 

@@ -36,8 +36,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
     numbers, or scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: that
     it misses at any time, that it meets the objective from that many seconds on. `procs` client processes share the
-    queries, the connections and the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's, but
-    for its `min_queries` where the run has its own, and its `samples_per_query`.
+    queries, the connections and the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's,
+    apart from its `min_queries` where the run has its own, and its `samples_per_query`.
 
     `explain_share` is the share of queries that ask the server for their times by stage, and `price_per_hour` what the
     server costs, for the cost of good answers.

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from sluice.batcher.interface.events import RequestArrived
-from sluice.loadgen.records.progress import Counts
+from sluice.loadgen.records.progress import QueryCounts
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.traffic.pacing import Pacing
 
@@ -36,9 +36,9 @@ class PacedArrivals(Iterator[tuple[int, RequestArrived]]):
         self._due_ns, self._samples = record.due_ns.data, record.sample.data
         self._sent_ns, self._done_ns = record.sent_ns.data, record.done_ns.data
 
-    def counts(self) -> Counts:
+    def counts(self) -> QueryCounts:
         """The numbers of queries so far; may be called from any thread."""
-        return Counts(self.issued, self._ended)
+        return QueryCounts(self.issued, self._ended)
 
     def stop(self) -> None:
         """Let no further query leave."""

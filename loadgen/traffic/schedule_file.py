@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sluice.loadgen.traffic.processes.bounds import MAX_QUERIES
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.loadgen.traffic.traces.text_rows import Table, TextRows, open_text
+from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
 from sluice.models.errors import ConfigError
 
 _COLUMNS = ("due_ns", "sample", "stream", "cancel_ns")
@@ -90,7 +90,7 @@ def _read_archive(path: str) -> dict[str, npt.NDArray[np.int64]]:
 def _read_csv(path: str) -> dict[str, npt.NDArray[np.int64]]:
     with open_text(path) as file:
         rows = TextRows(file, path)
-        table = Table(rows, _COLUMNS[:2])
+        table = CsvTable(rows, _COLUMNS[:2])
         if set(table.heading) - set(_COLUMNS) or len(set(table.heading)) != len(table.heading):
             raise rows.error(
                 f"the columns {', '.join(_COLUMNS)}, each at most once", repr(",".join(table.heading)[:80])

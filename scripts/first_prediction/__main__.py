@@ -185,9 +185,7 @@ def write_files(task: Task, place: Path, repository: Path, environment: Path) ->
     for model in ("logreg", "rf1024"):
         shutil.copy(repository / model / "1/model.onnx", place / f"{model}.onnx")
     for command in task.layout:
-        subprocess.run(
-            command, shell=True, check=True, cwd=place, env=activated(environment), stdout=subprocess.PIPE
-        )
+        subprocess.run(command, shell=True, check=True, cwd=place, env=activated(environment), stdout=subprocess.PIPE)
     for name, text in task.files.items():
         (place / name).write_text(text)
 

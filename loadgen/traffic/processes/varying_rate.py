@@ -22,7 +22,7 @@ class RateCurve(Protocol):
 
 
 def varying(bounds: Bounds, curve: RateCurve, draw_gaps: DrawGaps) -> Times:
-    """Arrivals whose rate is `bounds.rate` times the curve, by inversion of its integral (Cinlar 1975).
+    """Arrivals whose rate is `bounds.rate` times the curve, by inversion of its integral (Çinlar 1975).
 
     With exponential gaps this is exactly the inhomogeneous Poisson process of that rate.
     """

@@ -51,7 +51,7 @@ class TextRows:
         return ConfigError(f"{self.path}: line {self.line}: expected {expected}, got {got}")
 
 
-class Table:
+class CsvTable:
     """The rows of a CSV file with a heading; columns are found by name, without regard to case.
 
     Raises `ConfigError` when the file lacks one of the `columns`.
@@ -65,13 +65,13 @@ class Table:
         if missing:
             raise rows.error(f"a heading with {', '.join(columns)}", f"no {missing[0]!r}")
 
-    def __iter__(self) -> Iterator["Row"]:
+    def __iter__(self) -> Iterator["CsvRow"]:
         columns = {name: index for index, name in enumerate(self.heading)}
         for cells in self._cells:
-            yield Row(self._rows, columns, cells)
+            yield CsvRow(self._rows, columns, cells)
 
 
-class Row:
+class CsvRow:
     """A row of a table."""
 
     __slots__ = ("_cells", "_columns", "_rows")

@@ -4,7 +4,7 @@ import csv
 import math
 from pathlib import Path
 
-from sluice.loadgen.traffic.traces.text_rows import Table, TextRows, open_text
+from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
 from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
 from sluice.models.errors import ConfigError
 
@@ -16,7 +16,7 @@ def read_trace_file(path: str) -> Trace:
     builder = TraceBuilder(path)
     with open_text(path) as file:
         rows = TextRows(file, path)
-        table = Table(rows, ("t_s",))
+        table = CsvTable(rows, ("t_s",))
         unknown = [name for name in table.heading if name not in COLUMNS]
         if unknown or len(set(table.heading)) != len(table.heading):
             raise rows.error(f"the columns {', '.join(COLUMNS)}, each at most once", repr(",".join(table.heading)[:80]))

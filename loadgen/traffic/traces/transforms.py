@@ -20,7 +20,7 @@ _FEWEST_GAPS = 3
 _ZIPF_EXPONENT = 1.0
 
 
-class Mapping(enum.StrEnum):
+class FunctionMapping(enum.StrEnum):
     """A way to divide the functions of a trace among models.
 
     By turns, in blocks of successive functions, or by chance with shares that fall as 1/rank. Functions count in the
@@ -99,7 +99,7 @@ def refitted(trace: Trace, window_s: float, cv: float | None, cv_scale: float, r
     return trace.take(np.arange(len(trace)), t_s)
 
 
-def mapped(trace: Trace, models: Sequence[str], mapping: Mapping, rng: np.random.Generator) -> Trace:
+def mapped(trace: Trace, models: Sequence[str], mapping: FunctionMapping, rng: np.random.Generator) -> Trace:
     """The trace with `models` for its functions, which are what its column `model` names."""
     if trace.model is None:
         raise ConfigError("--models: the trace names no functions; expected a trace with a column model")
@@ -111,11 +111,11 @@ def mapped(trace: Trace, models: Sequence[str], mapping: Mapping, rng: np.random
     rank = np.empty(functions, np.int64)
     rank[np.argsort(first_arrivals, kind="stable")] = np.arange(functions)
     match mapping:
-        case Mapping.ROUND_ROBIN:
+        case FunctionMapping.ROUND_ROBIN:
             model = rank % len(models)
-        case Mapping.STRIPE:
+        case FunctionMapping.STRIPE:
             model = rank * len(models) // functions
-        case Mapping.ZIPF:
+        case FunctionMapping.ZIPF:
             shares = zipf_shares(len(models), _ZIPF_EXPONENT)
             model = choose(shares, rng.random(functions)[rank])
     labels = Labels(tuple(models), model.astype(np.int32)[trace.model.index])

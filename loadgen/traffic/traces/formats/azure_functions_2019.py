@@ -4,7 +4,7 @@ import numpy as np
 
 from sluice.loadgen.traffic.traces.formats.counts import spread_counts
 from sluice.loadgen.traffic.traces.formats.options import ImportOptions
-from sluice.loadgen.traffic.traces.text_rows import Table, TextRows, open_text, parse_count
+from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text, parse_count
 from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
 from sluice.models.errors import ConfigError
 
@@ -19,7 +19,7 @@ def read_azure_functions_2019(path: str, options: ImportOptions) -> Trace:
     rng = options.generator()
     with open_text(path) as file:
         rows = TextRows(file, path)
-        table = Table(rows, HEADING)
+        table = CsvTable(rows, HEADING)
         minutes = [name for name in table.heading if name.isdigit()]
         if minutes != [str(number) for number in range(1, len(minutes) + 1)] or len(minutes) > _MAX_MINUTES:
             raise rows.error(f"minutes from 1 to at most {_MAX_MINUTES} in the heading", f"{', '.join(minutes)[:60]}")

@@ -1,7 +1,7 @@
 """Azure's trace of function invocations of 2021 (Zhang et al., SOSP '21): one row an invocation."""
 
 from sluice.loadgen.traffic.traces.formats.options import ImportOptions
-from sluice.loadgen.traffic.traces.text_rows import Table, TextRows, open_text
+from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
 from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
 
 HEADING = ("func", "end_timestamp", "duration")
@@ -14,6 +14,6 @@ def read_azure_functions_2021(path: str, options: ImportOptions) -> Trace:
     """
     builder = TraceBuilder(path)
     with open_text(path) as file:
-        for row in Table(TextRows(file, path), HEADING):
+        for row in CsvTable(TextRows(file, path), HEADING):
             builder.add(row.time("end_timestamp") - row.number("duration", 0), row.text("func"))
     return builder.trace().from_zero()

@@ -3,7 +3,7 @@
 import msgspec
 
 from sluice.loadgen.traffic.traces.formats.options import ImportOptions
-from sluice.loadgen.traffic.traces.text_rows import Table, TextRows, open_text
+from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
 from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
 
 HEADING = ("timestamp_ms", "input_length", "output_length")
@@ -34,6 +34,6 @@ def read_mooncake(path: str, options: ImportOptions) -> Trace:
                     raise rows.error("an object with timestamp and input_length", str(error)) from error
                 builder.add(request.timestamp / _MS_PER_S, size=max(request.input_length, -1))
         else:
-            for row in Table(rows, HEADING):
+            for row in CsvTable(rows, HEADING):
                 builder.add(row.number("timestamp_ms") / _MS_PER_S, size=row.count("input_length"))
     return builder.trace().from_zero()

@@ -108,6 +108,11 @@ def test_a_schedule_of_other_samples_is_refused(
     file.write_text("due_ns,sample\n0,64\n")
     assert main(["run", *shared, "--model", "small", "--schedule", str(file)]) == 1
     assert "carries request 64; expected one of the 64 that the samples give" in capsys.readouterr().err
+    assert main(["run", *shared, "--model", "small", "--scenario", "jobs", "--schedule", str(file)]) == 1
+    assert "--schedule: requires --scenario server, got jobs" in capsys.readouterr().err
+    making = ["--scenario", "single-stream", "--queries", "9", "--model", "small", "--out", str(tmp_path / "s.csv")]
+    assert main(["schedule", "make", *shared, *making]) == 1
+    assert "--scenario single-stream: has no due times to write; expected server" in capsys.readouterr().err
     file.write_text("due_ns,sample,stream\n0,6,1\n")
     assert main(["run", *shared, "--model", "small", "--schedule", str(file)]) == 1
     assert "made for another mix" in capsys.readouterr().err

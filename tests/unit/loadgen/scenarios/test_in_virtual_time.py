@@ -1,10 +1,16 @@
 """Every scenario on a simulated server of 10 ms a batch, of up to four rows."""
 
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from sluice.loadgen.records.progress import QueryCounts
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.run.runner import run
 from sluice.loadgen.scenarios.config import ScenarioName
@@ -129,3 +135,19 @@ def test_a_closed_loop_that_would_not_wait_for_answers_is_refused(tmp_path: Path
 def test_a_run_that_measures_nothing_is_invalid(tmp_path: Path) -> None:
     result = simulate(tmp_path, N.CONCURRENCY, queries=10, warmup_s=1.0)
     assert result.invalid == ["too short: no query after the warm-up of 1 s"]
+
+
+def test_an_interrupted_simulation_reports_what_it_has_played(tmp_path: Path) -> None:
+    def interrupt_after_ten(counts: Callable[[], QueryCounts]) -> None:
+        def wait_and_interrupt() -> None:
+            while counts().issued < 10:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=wait_and_interrupt).start()
+
+    target = write_simulation(tmp_path, host={})
+    run_config = replace(config(N.CONCURRENCY, duration_s=10_000.0), target=target, model="small")
+    result = run(run_config, interrupt_after_ten)
+    assert result.invalid == ["interrupted before its end"]
+    assert 10 <= len(result.record) == result.metrics.ok < 1_000_000

@@ -6,7 +6,7 @@ import pytest
 from sluice.loadgen.traffic.traces.trace import Labels, Trace
 from sluice.loadgen.traffic.traces.trace_file import read_trace_file, write_trace_file
 from sluice.loadgen.traffic.traces.transforms import (
-    Mapping,
+    FunctionMapping,
     mapped,
     rate_scaled,
     refitted,
@@ -16,6 +16,7 @@ from sluice.loadgen.traffic.traces.transforms import (
 from sluice.models.errors import ConfigError
 
 RNG = np.random.default_rng
+STRIPE = FunctionMapping.STRIPE
 
 
 def functions(names: str) -> Trace:
@@ -86,13 +87,13 @@ def test_windows_with_few_arrivals_stay_as_they_are() -> None:
 
 def test_functions_are_divided_by_turns_or_in_blocks() -> None:
     trace = functions("dacbad")  # in the order of first arrivals: d, a, c, b
-    assert models(mapped(trace, ["m", "n"], Mapping.ROUND_ROBIN, RNG(0))) == list("mnmnnm")
-    assert models(mapped(trace, ["m", "n"], Mapping.STRIPE, RNG(0))) == list("mmnnmm")
+    assert models(mapped(trace, ["m", "n"], FunctionMapping.ROUND_ROBIN, RNG(0))) == list("mnmnnm")
+    assert models(mapped(trace, ["m", "n"], FunctionMapping.STRIPE, RNG(0))) == list("mmnnmm")
 
 
 def test_functions_are_divided_by_zipfs_law() -> None:
     trace = functions("".join(map(chr, range(1000, 12_000))))
-    names, counts = np.unique(models(mapped(trace, ["m", "n", "o"], Mapping.ZIPF, RNG(2))), return_counts=True)
+    names, counts = np.unique(models(mapped(trace, ["m", "n", "o"], FunctionMapping.ZIPF, RNG(2))), return_counts=True)
     assert names.tolist() == ["m", "n", "o"]
     # Shares of 6, 3 and 2 elevenths.
     assert counts.tolist() == pytest.approx([6000, 3000, 2000], abs=4 * 53)
@@ -110,8 +111,14 @@ def test_functions_are_divided_by_zipfs_law() -> None:
         (lambda t: refitted(t, 0, None, 1, RNG(0)), "--window: expected a positive number of seconds"),
         (lambda t: refitted(t, 1, 99, 1, RNG(0)), r"--cv: expected a number between 0\.01 and 20\.0"),
         (lambda t: refitted(t, 1, None, 0, RNG(0)), "--cv-scale: expected a number above 0"),
-        (lambda t: mapped(t, ["a", "a"], Mapping.STRIPE, RNG(0)), "--models: expected different names, got 'a,a'"),
-        (lambda t: mapped(Trace(t.t_s), ["a"], Mapping.STRIPE, RNG(0)), "--models: the trace names no functions"),
+        (
+            lambda t: mapped(t, ["a", "a"], FunctionMapping.STRIPE, RNG(0)),
+            "--models: expected different names, got 'a,a'",
+        ),
+        (
+            lambda t: mapped(Trace(t.t_s), ["a"], FunctionMapping.STRIPE, RNG(0)),
+            "--models: the trace names no functions",
+        ),
     ],
 )
 def test_a_change_that_cannot_be_made_is_refused(change, message: str) -> None:  # type: ignore[no-untyped-def]
