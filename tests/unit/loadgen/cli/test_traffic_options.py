@@ -134,6 +134,10 @@ RUN = ["--rate", "1", "--queries", "5"]
         (["--mix", "x", "--slo-ms", "5", *RUN], "--slo-ms: a mix has its own"),
         (["--mix", "missing.yaml", *RUN], "--mix: missing.yaml: cannot be read: No such file"),
         (["--model", "small", "--queries", "5"], "--rate: expected a number above 0"),
+        (
+            ["--model", "small", "--scenario", "single-stream", "--arrivals", "gamma"],
+            "--arrivals gamma: requires --rate",
+        ),
         (["--model", "small", "--cv", "2", *RUN], "--cv: requires --arrivals gamma or uniform, got --arrivals poisson"),
         (["--model", "small", "--preset", "heavy", "--cv", "2", *RUN], "--preset: stands alone; expected no --cv"),
         (
