@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sluice.loadgen.mixes.mix import Stream, trace_streams
 from sluice.loadgen.records.record import objective_ns
 from sluice.loadgen.records.samples import Samples
-from sluice.loadgen.target.base import Request
+from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread, Numbers, draw_samples, draw_streams
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.loadgen.traffic.traces.trace import Trace
@@ -80,9 +80,9 @@ class RequestTable:
         stream = self.stream_of(requests)
         return np.asarray(self._slo_ns[stream, (requests - self._starts[stream]) // self.sizes[stream]])
 
-    def requests(self, used: Numbers) -> dict[int, Request]:
+    def requests(self, used: Numbers) -> dict[int, TargetRequest]:
         """The requests that a schedule uses, by number; raises `ConfigError` beyond `MAX_PREPARED_BYTES`."""
-        found: dict[int, Request] = {}
+        found: dict[int, TargetRequest] = {}
         total = 0
         numbers = np.unique(used)
         levels = (numbers - self._starts[self.stream_of(numbers)]) // self.sizes[self.stream_of(numbers)]
@@ -97,7 +97,7 @@ class RequestTable:
                     f"most {MAX_PREPARED_BYTES >> 30} GiB: fewer samples, or no --deadline-spread"
                 )
             slo_ms = self._objectives_ms[level] or settings.slo_ms
-            found[number] = Request(settings.model, tensors, slo_ms, settings.priority)
+            found[number] = TargetRequest(settings.model, tensors, slo_ms, settings.priority)
         return found
 
     def expected(self, requests: Numbers) -> Numbers | None:

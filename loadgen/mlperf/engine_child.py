@@ -21,30 +21,35 @@ from sluice.loadgen.mlperf.settings import NAMES
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import load_samples
 from sluice.loadgen.run.child import REFUSED, UNREACHABLE, beat, say, take_task
-from sluice.loadgen.run.live import open_live
-from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
-from sluice.loadgen.target.base import Request, Target, TargetUnreachable
+from sluice.loadgen.run.live import open_live, read_metadata
+from sluice.loadgen.scenarios.config import ScenarioName
+from sluice.loadgen.scenarios.offline import OFFLINE_CONCURRENCY
+from sluice.loadgen.target.base import Target, TargetRequest, TargetUnreachable
 from sluice.loadgen.traffic.mlperf_schedule import SampleChoice
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S, ms_to_ns
 
 _WATCH_S = 0.25
 _IDLE_S = 60.0
-"""How long LoadGen may take to make its queries, or its log files."""
+"""Most time that LoadGen may take to make its queries, or its log files."""
 _LONGEST_GAP = 30
-"""No gap of a Poisson process is so many times the mean one: the chance is 1 in 10**13."""
+"""A gap of a Poisson process is never this many times the mean one: the chance is 1 in 10**13."""
 
 
 class _System:
     """LoadGen's system under test, and the listener of the target that it stands for."""
 
-    def __init__(self, config: RunConfig, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, task: EngineTask, loop: asyncio.AbstractEventLoop) -> None:
+        config = task.config
         self._config = config
+        self._keeps_answers = config.each_once or task.sampled is not None
         self._loop = loop
         self._ids: list[int] = []
         self._waiting: deque[tuple[int, int]] = deque()
         self._open: dict[int, int] = {}
         self._heard_ns = time.monotonic_ns()
+        offline = config.scenario is ScenarioName.OFFLINE
+        self._most = (config.concurrency or OFFLINE_CONCURRENCY) if offline else config.max_outstanding
         gap_s = _LONGEST_GAP / config.rate if config.scenario is ScenarioName.SERVER else 0.0
         self._idle_ns = (_IDLE_S + gap_s) * NS_PER_S
         self.samples = 0
@@ -53,12 +58,12 @@ class _System:
         """Connect to the target, with the requests of all samples."""
         config = self._config
         self._target: Target = open_live(config)
-        metadata = await self._target.metadata(config.model)
+        (metadata,) = await read_metadata(config, self._target)
         samples = load_samples(config.samples, metadata, config.rows, config.seed)
         self._output = config.output or metadata.outputs[0].name
         self.samples = len(samples)
-        requests = {k: Request(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
-        await self._target.prepare(requests, self, config.each_once)
+        requests = {k: TargetRequest(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
+        await self._target.prepare(requests, self, self._keeps_answers)
         self._watching = self._loop.create_task(self._watch())
         self._beating = self._loop.create_task(beat())
 
@@ -94,7 +99,7 @@ class _System:
 
     def _feed(self) -> None:
         """Issue queries as far as the target takes them: LoadGen's Offline query has all samples at once."""
-        while self._waiting and len(self._open) < self._config.max_outstanding:
+        while self._waiting and len(self._open) < self._most:
             query, sample = self._waiting.popleft()
             self._open[query] = self._heard_ns = time.monotonic_ns()
             try:
@@ -133,6 +138,9 @@ def _settings(task: EngineTask) -> Any:
     settings.schedule_rng_seed = rules.seeds.schedule
     settings.performance_sample_count_override = rules.set_size
     settings.accuracy_sample_count_override = rules.accuracy_samples
+    if task.sampled is not None:
+        settings.accuracy_log_rng_seed = task.sampled.seed
+        settings.accuracy_log_probability = task.sampled.share
     settings.performance_issue_unique = rules.choice is SampleChoice.UNIQUE
     settings.performance_issue_same = rules.choice is SampleChoice.SAME
     settings.performance_issue_same_index = rules.place
@@ -182,7 +190,7 @@ def _main() -> NoReturn:
     task = cast(EngineTask, take_task())
     loop = uvloop.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    system = _System(task.config, loop)
+    system = _System(task, loop)
     try:
         asyncio.run_coroutine_threadsafe(system.prepare(), loop).result()
     except TargetUnreachable as error:

@@ -32,7 +32,7 @@ def latency_panels(result: RunResult, points: int) -> Iterator[str]:
 
 
 def pace_panels(result: RunResult, points: int, strip: str) -> Iterator[str]:
-    """How client and target kept pace in a run with queries: queries outstanding, and the lateness of the client.
+    """The pace of client and target in a run with queries: queries outstanding, and the lateness of the client.
 
     `strip` is the size of the second.
     """
@@ -129,7 +129,7 @@ def _warmup(chart: Chart, result: RunResult) -> None:
 
 
 def _seconds(seconds: float) -> Axis:
-    """A scale of exactly so many seconds."""
+    """A scale that ends after that number of seconds."""
     ticks = linear_axis(seconds).ticks
     return Axis(0.0, seconds, tuple((value, f"{text} s") for value, text in ticks if value <= seconds))
 

@@ -56,8 +56,11 @@ def open_live(config: RunConfig) -> Target:
 
 
 async def read_metadata(config: RunConfig, target: Target) -> list[TargetModel]:
-    """The metadata of the run's streams; raises as `Target.metadata` does."""
+    """The metadata of the run's streams; raises as `Target.metadata` does, and `ConfigError` for an empty one."""
     known = {model: await target.metadata(model) for model in {stream.model: None for stream in config.streams}}
+    for model, metadata in known.items():
+        if not metadata.inputs or not metadata.outputs:
+            raise ConfigError(f"--model {model}: the metadata of {config.target} has no inputs or no outputs")
     return [known[stream.model] for stream in config.streams]
 
 

@@ -13,7 +13,7 @@ from sluice.loadgen.records.samples import Samples, SampleSource, TargetModel, l
 from sluice.loadgen.run.memory import check_memory
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.scenarios.table import scenario_of
-from sluice.loadgen.target.base import Request
+from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
 from sluice.loadgen.traffic.draws import Numbers
 from sluice.loadgen.traffic.pacing import Pacing
@@ -35,7 +35,7 @@ class RunPlan:
     schedule: Schedule
     pacing: Pacing
     table: RequestTable
-    requests: Mapping[int, Request]
+    requests: Mapping[int, TargetRequest]
     outputs: tuple[str, ...]
 
     @property

@@ -87,7 +87,7 @@ class _Shard:
         await self._child.end(at_once=not self._task.file.exists())
 
     def driven(self, plan: RunPlan) -> Driven:
-        """What the process has driven; if it was lost, its queries are errors, or left out in a closed loop."""
+        """The result of the process; if it was lost, its queries are errors, or left out in a closed loop."""
         if not self.lost:
             with self._task.file.open("rb") as file:
                 driven: Driven = pickle.load(file)

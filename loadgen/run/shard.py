@@ -22,7 +22,7 @@ from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError, ServingError
 
 READY, DONE = b"ready", b"done"
-"""What the process says."""
+"""The words of the process to its parent."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from sluice.loadgen.traffic.schedule import Schedule
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
-_CONCURRENCY = 256
+OFFLINE_CONCURRENCY = 256
+"""Default number of samples that are with the target at a time."""
 
 
 class Offline:
@@ -34,7 +35,7 @@ class Offline:
 
     def pacing(self, config: RunConfig, schedule: Schedule) -> Pacing:
         """As many samples with the target as it may be given at a time."""
-        return closed_loop(config, config.concurrency or _CONCURRENCY, from_issue=False)
+        return closed_loop(config, config.concurrency or OFFLINE_CONCURRENCY, from_issue=False)
 
     def score(self, record: Record, config: RunConfig) -> Score:
         """MLPerf's metric is the number of samples over the time until the last answer."""

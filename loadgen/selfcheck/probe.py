@@ -10,7 +10,7 @@ from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.statistics import Distribution, query_statistics
 from sluice.loadgen.records.validity import client_limits
 from sluice.loadgen.run.issuer import Issuer
-from sluice.loadgen.target.base import Request
+from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.target.open import open_target
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.loadgen.traffic.pacing import OPEN_LOOP, Pacing
@@ -89,7 +89,7 @@ async def _drive(url: str, schedule: Schedule, pacing: Pacing) -> _Run:
     target = open_target(url, connections=_CONNECTIONS, explain_every=0)
     record = Record.of(schedule)
     issuer = Issuer(record, pacing)
-    request = Request("null", {"x": np.zeros((1, 4), np.float32)})
+    request = TargetRequest("null", {"x": np.zeros((1, 4), np.float32)})
     try:
         await target.prepare(dict.fromkeys(range(_SAMPLES), request), issuer, keep_answers=False)
     except BaseException:

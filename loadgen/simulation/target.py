@@ -52,7 +52,7 @@ from sluice.loadgen.simulation.service import (
     TransportJitter,
 )
 from sluice.loadgen.simulation.simulation_file import HostSettings, latency_table, read_simulation
-from sluice.loadgen.target.base import Request
+from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.target.v2 import wire_bytes
 from sluice.loadgen.traffic.pacing import Pacing
 from sluice.loadgen.traffic.schedule import Schedule
@@ -141,7 +141,7 @@ class SimulatedTarget:
         self,
         schedule: Schedule,
         pacing: Pacing,
-        requests: Mapping[int, Request],
+        requests: Mapping[int, TargetRequest],
         slo_ns: npt.NDArray[np.int64],
         seed: int,
         drain_timeout_s: float,
@@ -200,7 +200,7 @@ class SimulatedTarget:
         _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
         return Replay(record, observer.server_report(), arrivals.stopped)
 
-    def _arrival(self, request: Request) -> _Prepared:
+    def _arrival(self, request: TargetRequest) -> _Prepared:
         """The key of the pipeline, and a request's rows, time until its deadline, batch key, memory and priority."""
         pipeline = self._served[request.model]
         budget_ns = deadline_ns(0, request.slo_ms, pipeline.slo_ms, None, self._file.default_slo_ms)

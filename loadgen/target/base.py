@@ -22,7 +22,7 @@ class TargetUnreachable(ServingError):
     """The target does not answer at all."""
 
 
-class Request(NamedTuple):
+class TargetRequest(NamedTuple):
     """A request that queries send: tensors for a model or pipeline, and its options.
 
     `slo_ms` is the objective that is sent to the server, and `priority` the level of the request (0: the usual one).
@@ -60,7 +60,7 @@ class Target(Protocol):
     async def statistics(self) -> bytes | None:
         """The statistics of all models, as JSON of the V2 protocol; None when the target does not tell them."""
 
-    async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
+    async def prepare(self, requests: Mapping[int, TargetRequest], listener: QueryListener, keep_answers: bool) -> None:
         """Encode all requests and connect, so that `issue` only has to send."""
 
     def issue(self, query: int, request: int) -> None:

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.target.address import parse_address
-from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, Request, TargetUnreachable
+from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, TargetRequest, TargetUnreachable
 from sluice.loadgen.target.grpc_connection import MESSAGE_HEAD_BYTES, GrpcClientConnection
 from sluice.loadgen.target.http2_frames import Fields
 from sluice.loadgen.target.pool import CONNECT_TIMEOUT_S, ConnectionPool, connect_failure
@@ -93,7 +93,7 @@ class GrpcTarget(ConnectionPool[GrpcClientConnection]):
         statistics = service_pb2.ModelStatisticsResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
         return str(MessageToJson(statistics, preserving_proto_field_name=True)).encode()
 
-    async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
+    async def prepare(self, requests: Mapping[int, TargetRequest], listener: QueryListener, keep_answers: bool) -> None:
         """Serialise all requests and open all connections."""
         self._listener = listener
         self._keep_answers = keep_answers
@@ -233,7 +233,7 @@ def _with_head(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
-def _encode(request: Request) -> bytes:
+def _encode(request: TargetRequest) -> bytes:
     message = service_pb2.ModelInferRequest(model_name=request.model)
     if request.slo_ms is not None:
         message.parameters["slo_ms"].double_param = request.slo_ms

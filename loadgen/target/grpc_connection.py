@@ -196,7 +196,7 @@ class GrpcClientConnection(asyncio.Protocol):
             self._block = (stream, first_flags, block + payload)
 
     def _headers_end(self, stream: int, flags: int, block: bytes) -> None:
-        fields = http2.read_fields(block)
+        fields = http2.read_fields(http2.without_id(block))
         if stream not in self._streams:  # it was cancelled
             return
         if fields.http_status != 200:

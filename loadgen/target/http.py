@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.target.address import parse_address
-from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, Request, TargetUnreachable
+from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, TargetRequest, TargetUnreachable
 from sluice.loadgen.target.http_connection import HttpConnection
 from sluice.loadgen.target.http_response import Response
 from sluice.loadgen.target.pool import CONNECT_TIMEOUT_S, ConnectionPool, connect_failure
@@ -77,7 +77,7 @@ class HttpTarget(ConnectionPool[HttpConnection]):
             return None  # the figures of the run stay valid when the server dies under load
         return body if status == 200 else None
 
-    async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
+    async def prepare(self, requests: Mapping[int, TargetRequest], listener: QueryListener, keep_answers: bool) -> None:
         """Encode all requests and open the first connections."""
         self._listener = listener
         self._keep_answers = keep_answers
@@ -90,7 +90,7 @@ class HttpTarget(ConnectionPool[HttpConnection]):
                 f"--target {self._place}: cannot connect: {connect_failure(error)}{hint}"
             ) from error
 
-    def encode(self, request: Request) -> EncodedRequest:
+    def encode(self, request: TargetRequest) -> EncodedRequest:
         """The bytes of a request."""
         return encode_request(self._address.authority, request, self._headers)
 

@@ -23,6 +23,9 @@ REFUSED_STREAM, CANCEL = 7, 8
 """Codes of RST_STREAM: for a stream that the server has not begun with, and for one that nobody needs any more."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_REQUEST_ID = b"\x00\x10x-sluice-request"
+_LONGEST_SHORT_STRING = 127
+"""Lengths from here on take several bytes, or are of strings with Huffman coding (RFC 7541, section 5.2)."""
 _SETTING = struct.Struct(">HI")
 
 
@@ -86,6 +89,18 @@ def unpadded(payload: bytes, flags: int) -> bytes:
     if flags & PRIORITY:
         start += 5
     return payload[start:end]
+
+
+def without_id(block: bytes) -> bytes:
+    """A header block without the id that Sluice gives to each request, so that blocks are equal again.
+
+    The field is cut out where it is a literal without Huffman coding whose value is short, as Sluice sends it.
+    """
+    start = block.find(_REQUEST_ID)
+    value = start + len(_REQUEST_ID)
+    if start < 0 or value >= len(block) or block[value] >= _LONGEST_SHORT_STRING:
+        return block
+    return block[:start] + block[value + 1 + block[value] :]
 
 
 @lru_cache(maxsize=256)  # most answers have the same fields

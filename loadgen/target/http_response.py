@@ -13,6 +13,7 @@ _JSON_LENGTH = re.compile(rb"\r\ninference-header-content-length:[ \t]*(\d{1,19}
 _STAGES = re.compile(rb"\r\nx-sluice-stages:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r\n)")
+_REQUEST_ID = b"\r\nx-sluice-request:"
 _END = b"\r\n\r\n"
 
 
@@ -66,7 +67,7 @@ class ResponseReader:
                 if len(data) > MAX_HEAD_BYTES:
                     raise ProtocolError(f"response head: longer than {MAX_HEAD_BYTES} bytes")
                 return None
-            head = self._head = _read_head(data[:end])
+            head = self._head = _read_head(_without_id(data[:end]))
             self._unread = b""
             self._missing = head.body_bytes
             data = data[end:]
@@ -81,6 +82,12 @@ class ResponseReader:
         self._head = None
         self._pieces.clear()
         return response
+
+
+def _without_id(head: bytes) -> bytes:
+    """A head without the id that Sluice gives to each request, so that heads are equal again."""
+    start = head.find(_REQUEST_ID)
+    return head if start < 0 else head[:start] + head[head.find(b"\r\n", start + 2) :]
 
 
 @lru_cache(maxsize=64)  # most heads of one second are the same bytes

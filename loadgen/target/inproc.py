@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import TargetModel, Tensors
-from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, Request
+from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, TargetRequest
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.tensors.spec import TensorSpec
 
@@ -84,7 +84,7 @@ class InProcessTarget:
         """None: what a factory returns has no statistics of the protocol."""
         return None
 
-    async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
+    async def prepare(self, requests: Mapping[int, TargetRequest], listener: QueryListener, keep_answers: bool) -> None:
         """Prepare all requests."""
         self._listener = listener
         self._keep_answers = keep_answers
@@ -157,7 +157,7 @@ _ABSENT = object()
 _METHODS = ("start", "metadata", "prepare", "submit", "cancel", "stop")
 
 
-def _parameters(request: Request) -> dict[str, float | int]:
+def _parameters(request: TargetRequest) -> dict[str, float | int]:
     parameters: dict[str, float | int] = {} if request.slo_ms is None else {"slo_ms": request.slo_ms}
     return parameters | {"priority": request.priority} if request.priority else parameters
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from sluice.loadgen.records.bodies import BODY
 from sluice.loadgen.records.samples import TargetModel
-from sluice.loadgen.target.base import MAX_OUTSTANDING, Request
+from sluice.loadgen.target.base import MAX_OUTSTANDING, TargetRequest
 from sluice.loadgen.target.http import HttpTarget
 from sluice.loadgen.target.v2 import EncodedRequest
 from sluice.models.client_tls import NO_TLS, ClientTls
@@ -36,7 +36,7 @@ class PlainTarget(HttpTarget):
         """One input, the body; the server is not asked."""
         return TargetModel((BODY,), (BODY,))
 
-    def encode(self, request: Request) -> EncodedRequest:
+    def encode(self, request: TargetRequest) -> EncodedRequest:
         """The bytes of a request."""
         body: bytes = request.tensors[BODY.name][0]
         head = f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode("ascii")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.samples import TargetModel
-from sluice.loadgen.target.base import EXPLAIN_HEADER, Request
+from sluice.loadgen.target.base import EXPLAIN_HEADER, TargetRequest
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -26,8 +26,9 @@ class _Tensor(msgspec.Struct):
 class _Metadata(msgspec.Struct):
     inputs: tuple[_Tensor, ...]
     outputs: tuple[_Tensor, ...]
-    platform: str = ""
-    versions: tuple[str, ...] = ()
+    # Null in answers of KServe.
+    platform: str | None = None
+    versions: tuple[str, ...] | None = None
 
 
 class _OutputParameters(msgspec.Struct):
@@ -64,8 +65,8 @@ def decode_metadata(body: bytes) -> TargetModel:
     return TargetModel(
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.inputs),
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.outputs),
-        metadata.platform,
-        metadata.versions,
+        metadata.platform or "",
+        metadata.versions or (),
     )
 
 
@@ -88,7 +89,7 @@ def model_path(model: str) -> str:
     return f"/v2/models/{quote(model, safe='')}"
 
 
-def encode_request(host: str, request: Request, headers: Iterable[tuple[str, str]] = ()) -> EncodedRequest:
+def encode_request(host: str, request: TargetRequest, headers: Iterable[tuple[str, str]] = ()) -> EncodedRequest:
     """Encode a complete HTTP/1.1 inference request with binary outputs, and with further `headers`."""
     contents = [wire_bytes(array) for array in request.tensors.values()]
     parameters: dict[str, bool | float] = {"binary_data_output": True}

@@ -10,7 +10,7 @@ import pytest
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer
-from sluice.loadgen.target.base import QueryListener, Request
+from sluice.loadgen.target.base import QueryListener, TargetRequest
 from sluice.loadgen.traffic.pacing import OPEN_LOOP, Pacing
 from sluice.loadgen.traffic.schedule import Schedule
 
@@ -27,7 +27,7 @@ class Brittle:
     async def statistics(self) -> None:
         return None
 
-    async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
+    async def prepare(self, requests: Mapping[int, TargetRequest], listener: QueryListener, keep_answers: bool) -> None:
         self._listener = listener
 
     def issue(self, query: int, request: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.target.base import Request, TargetUnreachable
+from sluice.loadgen.target.base import TargetRequest, TargetUnreachable
 from sluice.loadgen.target.grpc import GrpcTarget
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -65,7 +65,9 @@ def server(infer: Infer = echo, address: str = "127.0.0.1:0", **options: int) ->
         running.stop(None).wait()
 
 
-async def answers(url: str, requests: dict[int, Request], queries: int, **settings: Any) -> tuple[GrpcTarget, Listener]:
+async def answers(
+    url: str, requests: dict[int, TargetRequest], queries: int, **settings: Any
+) -> tuple[GrpcTarget, Listener]:
     """Issue queries that take the requests in turn, and wait for all of them."""
     target, listener = GrpcTarget(url, **settings), Listener()
     await target.prepare(requests, listener, keep_answers=True)
@@ -77,7 +79,7 @@ async def answers(url: str, requests: dict[int, Request], queries: int, **settin
 
 
 def test_answers_carry_what_was_sent() -> None:
-    rows = {k: Request("m", {"x": np.full((1, 2), k, np.float32)}) for k in range(3)}
+    rows = {k: TargetRequest("m", {"x": np.full((1, 2), k, np.float32)}) for k in range(3)}
     with server() as url:
         target, listener = asyncio.run(answers(url, rows, 30))
     for query, ended in listener.ended.items():
@@ -89,7 +91,7 @@ def test_answers_carry_what_was_sent() -> None:
 
 def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
     with server(address=f"unix:{tmp_path}/s") as url:
-        _, listener = asyncio.run(answers(url, {0: Request("m", {"x": ROW})}, 3))
+        _, listener = asyncio.run(answers(url, {0: TargetRequest("m", {"x": ROW})}, 3))
     assert [ended.status for ended in listener.ended.values()] == [Status.OK] * 3
 
 
@@ -97,14 +99,14 @@ def test_messages_larger_than_the_windows_of_http_2_arrive_whole() -> None:
     # Some megabytes each way: many frames, and windows that fill up and open again.
     large = np.random.default_rng(0).random((700, 1000), np.float32)
     with server(max_receive_message_length=1 << 24) as url:
-        target, listener = asyncio.run(answers(url, {0: Request("m", {"x": large})}, 6))
+        target, listener = asyncio.run(answers(url, {0: TargetRequest("m", {"x": large})}, 6))
     for ended in listener.ended.values():
         assert (target.decode(ended.answer, "y") == large).all()
 
 
 def test_a_query_waits_where_the_server_takes_no_more_calls() -> None:
     with server(max_concurrent_streams=2) as url:
-        _, listener = asyncio.run(answers(url, {0: Request("m", {"x": ROW})}, 40))
+        _, listener = asyncio.run(answers(url, {0: TargetRequest("m", {"x": ROW})}, 40))
     assert [ended.status for ended in listener.ended.values()] == [Status.OK] * 40
     assert listener.waited == list(range(8, 40))  # four connections of two calls
 
@@ -142,7 +144,7 @@ def test_refusals_for_lack_of_room_are_no_errors() -> None:
             case "broken":
                 context.abort(grpc.StatusCode.INTERNAL, "no\nluck")
 
-    requests = {k: Request(model, {"x": ROW}) for k, model in enumerate(("full", "later", "broken"))}
+    requests = {k: TargetRequest(model, {"x": ROW}) for k, model in enumerate(("full", "later", "broken"))}
     with server(refuse) as url:
         _, listener = asyncio.run(answers(url, requests, 3))
     assert [(listener.ended[k].status, listener.ended[k].reason) for k in range(3)] == [
@@ -164,7 +166,7 @@ def test_a_request_tells_its_options_and_some_ask_for_the_times_of_stages() -> N
 
     settings = {"headers": [("Key", "secret")], "explain_every": 4}
     with server(note) as url:
-        _, listener = asyncio.run(answers(url, {0: Request("m", {"x": ROW}, 50.0, 2)}, 8, **settings))
+        _, listener = asyncio.run(answers(url, {0: TargetRequest("m", {"x": ROW}, 50.0, 2)}, 8, **settings))
     assert [listener.ended[query].stages for query in range(8)] == ["first;batch=1", "", "", ""] * 2
     assert [(slo_ms, priority) for slo_ms, priority, _ in seen] == [(50.0, 2)] * 8
     for _, _, sent in seen:
@@ -183,7 +185,7 @@ def test_a_cancelled_call_ends_at_once_and_the_server_hears_of_it() -> None:
 
     async def run(url: str) -> Listener:
         target, listener = GrpcTarget(url), Listener()
-        await target.prepare({0: Request("slow", {"x": ROW}), 1: Request("m", {"x": ROW})}, listener, False)
+        await target.prepare({0: TargetRequest("slow", {"x": ROW}), 1: TargetRequest("m", {"x": ROW})}, listener, False)
         target.issue(0, 0)
         target.issue(1, 1)
         await listener.wait(1)
@@ -211,7 +213,7 @@ def test_queries_beyond_the_bound_are_dropped() -> None:
 
     async def run(url: str) -> Listener:
         target, listener = GrpcTarget(url, max_outstanding=3), Listener()
-        await target.prepare({0: Request("m", {"x": ROW})}, listener, False)
+        await target.prepare({0: TargetRequest("m", {"x": ROW})}, listener, False)
         for query in range(5):
             target.issue(query, 0)
         assert {query: ended.reason for query, ended in listener.ended.items()} == {
@@ -240,7 +242,7 @@ def test_calls_of_a_server_that_stops_fail_and_later_ones_find_none() -> None:
         listener = Listener()
         with server(stall) as url:
             target = GrpcTarget(url)
-            await target.prepare({0: Request("m", {"x": ROW})}, listener, False)
+            await target.prepare({0: TargetRequest("m", {"x": ROW})}, listener, False)
             for query in range(6):
                 target.issue(query, 0)
             threading.Timer(0.05, gate.set).start()

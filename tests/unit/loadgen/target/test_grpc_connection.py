@@ -237,6 +237,25 @@ def test_padding_priorities_continued_headers_and_unknown_frames_are_read() -> N
     play(then)
 
 
+def literal(name: bytes, value: bytes) -> bytes:
+    """A field without Huffman coding."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def test_ids_of_requests_make_no_difference_to_the_fields_of_an_answer() -> None:
+    ends = literal(b"grpc-status", b"8"), literal(b"grpc-message", b"full")
+    plain = b"".join(ends)
+    for number in (b"sluice-1", b"sluice-123456"):
+        assert http2.without_id(ends[0] + literal(b"x-sluice-request", number) + ends[1]) == plain
+    for other in (
+        plain,
+        plain + literal(b"x-sluice-request", b"")[:-1],
+        plain + block(("x-sluice-request", "a" * 200)),
+    ):
+        assert http2.without_id(other) == other
+    assert http2.read_fields(plain) == Fields(grpc_status=8, message="full")
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

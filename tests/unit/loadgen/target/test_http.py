@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.target.base import Request, TargetUnreachable
+from sluice.loadgen.target.base import TargetRequest, TargetUnreachable
 from sluice.loadgen.target.http import HttpTarget
 from sluice.models.client_tls import ClientTls
 from sluice.models.errors import ConfigError
@@ -19,7 +19,7 @@ from tests.support.certificates import certificate
 from tests.unit.loadgen.target.listener import Listener
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-REQUEST = Request("m", {"x": np.array([[1.0, 2.0]], np.float32)})
+REQUEST = TargetRequest("m", {"x": np.array([[1.0, 2.0]], np.float32)})
 
 Answer = Callable[["PlayedServer", bytes, asyncio.StreamWriter], Awaitable[None]]
 
@@ -74,7 +74,7 @@ async def playing(answer: Answer = at_once, context: ssl.SSLContext | None = Non
         yield played, f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
 
 
-async def prepared(url: str, listener: Listener, request: Request = REQUEST, **settings: Any) -> HttpTarget:
+async def prepared(url: str, listener: Listener, request: TargetRequest = REQUEST, **settings: Any) -> HttpTarget:
     target = HttpTarget(url, **({"connections": 4} | settings))
     await target.prepare({0: request}, listener, keep_answers=False)
     return target
@@ -182,7 +182,7 @@ def test_an_address_without_a_place_or_with_more_is_refused(url: str) -> None:
 
 def test_a_request_larger_than_the_socket_takes_arrives_whole() -> None:
     async def run(context: ssl.SSLContext | None = None, tls: ClientTls | None = None) -> Listener:
-        large = Request("m", {"x": np.zeros((4000, 1000), np.float32)})
+        large = TargetRequest("m", {"x": np.zeros((4000, 1000), np.float32)})
         async with playing(at_once, context) as (_, url):
             listener = Listener()
             target = await prepared(url, listener, large, **({} if tls is None else {"tls": tls}))

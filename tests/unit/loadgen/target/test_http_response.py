@@ -32,6 +32,13 @@ def test_the_times_of_stages_are_read_from_the_head() -> None:
     assert response.head.stages == "first;batch=1;queue=0.038"
 
 
+def test_ids_of_requests_make_no_difference() -> None:
+    reader = ResponseReader(keep_bodies=True)
+    for number, ends in ((1, b"content-length: 2\r\n\r\nok"), (22, b"content-length: 2\r\nx: y\r\n\r\nok")):
+        response = reader.feed(b"HTTP/1.1 200 OK\r\nx-sluice-request: sluice-%d\r\n" % number + ends)
+        assert response == Response(Head(200, 2, -1, close=False), b"ok")
+
+
 def test_one_reader_reads_one_response_after_another() -> None:
     reader = ResponseReader(keep_bodies=False)
     for _ in range(3):

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.target.base import Request
+from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.target.inproc import InProcessTarget
 from sluice.loadgen.target.open import open_target
 from sluice.models.errors import ConfigError
 from tests.unit.loadgen.target.listener import Listener
 
 EXAMPLE = "inproc:examples.in_process.doubling:serve"
-REQUESTS = {k: Request("double", {"x": np.full((k + 1, 4), k, np.float32)}) for k in range(3)}
+REQUESTS = {k: TargetRequest("double", {"x": np.full((k + 1, 4), k, np.float32)}) for k in range(3)}
 
 
 def test_the_example_answers_every_query_with_its_own_rows() -> None:

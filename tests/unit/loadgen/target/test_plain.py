@@ -7,7 +7,7 @@ import pytest
 from sluice.loadgen.records.bodies import read_bodies
 from sluice.loadgen.run.runner import run
 from sluice.loadgen.scenarios.config import RunConfig
-from sluice.loadgen.target.base import Request
+from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.target.plain import PlainTarget
 from sluice.models.errors import ConfigError
 
@@ -17,7 +17,7 @@ def test_a_request_is_the_path_the_headers_and_the_bytes_of_a_file(tmp_path: Pat
     (tmp_path / "a").write_bytes(b"first")
     samples = read_bodies(str(tmp_path))
     target = PlainTarget("http://localhost:8000", "/predict?fast=1", 1, [("content-type", "image/x")])
-    contents = [target.encode(Request("m", samples.tensors(number))).content for number in range(len(samples))]
+    contents = [target.encode(TargetRequest("m", samples.tensors(number))).content for number in range(len(samples))]
     head = b"POST /predict?fast=1 HTTP/1.1\r\nHost: localhost:8000\r\ncontent-type: image/x\r\n"
     assert contents == [
         head + b"Content-Length: 5\r\n\r\nfirst",

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from sluice.loadgen.target.base import Request
+from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.target.v2 import decode_metadata, decode_output, encode_request
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -11,7 +11,7 @@ from sluice.models.tensors.spec import DataType, TensorSpec
 
 def test_a_request_is_one_complete_http_message() -> None:
     tensors = {"x": np.array([[1.0, 2.0]], np.float32), "name": np.array([b"ab"], "S2")}
-    encoded = encode_request("host:8000", Request("m", tensors, slo_ms=50.0, priority=2))
+    encoded = encode_request("host:8000", TargetRequest("m", tensors, slo_ms=50.0, priority=2))
     head, _, body = encoded.content.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     headers = dict(line.split(": ") for line in lines[1:])
@@ -62,3 +62,8 @@ def test_metadata() -> None:
     assert decode_metadata(body).inputs == (TensorSpec("x", DataType.FP32, (-1, 4)),)
     with pytest.raises(ConfigError, match="--target: unreadable model metadata"):
         decode_metadata(b"<html>")
+
+
+def test_metadata_may_have_null_where_a_server_knows_nothing() -> None:
+    found = decode_metadata(b'{"name":"m","versions":null,"platform":null,"inputs":[],"outputs":[]}')
+    assert (found.platform, found.versions) == ("", ())
