@@ -3,19 +3,18 @@
 import argparse
 from typing import Any
 
-from sluice.loadgen.scenarios.config import ScenarioName
-from sluice.models.command_line import quantity
+from sluice.loadgen.scenarios.config import PERCENTILE, WARMUP_S, ScenarioName
+from sluice.models.command_line import Parser, quantity
 
 _MODES = {"performance": False, "accuracy": True}
-_PERCENTILE, _SINGLE_STREAM_PERCENTILE = 99.0, 90.0
-_WARMUP_S = 1.0
+_SINGLE_STREAM_PERCENTILE = 90.0
 _WITHOUT_WARMUP = (ScenarioName.SINGLE_STREAM, ScenarioName.MULTI_STREAM, ScenarioName.OFFLINE)
 """Scenarios in which MLPerf counts every query, also the first ones; its Server scenario has a warm-up here."""
 
 
-def add_scenario_options(parser: argparse.ArgumentParser) -> None:
+def add_scenario_options(parser: Parser) -> None:
     """Add the options that choose a scenario and its bounds, to a parser that has the others of a run."""
-    add = parser.add_argument
+    add = parser.group("scenario").add_argument
     names = [name.value for name in ScenarioName]
     add("--scenario", choices=names, default=names[0], help=f"shape of the run (default {names[0]})")
     add("--rate", type=float, default=0.0, help="mean arrivals a second; for jobs, of jobs")
@@ -42,8 +41,8 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 def scenario_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings of a run that the scenario options, and the scenario's defaults for other options, give."""
     scenario = ScenarioName(options.scenario)
-    percentile = _SINGLE_STREAM_PERCENTILE if scenario is ScenarioName.SINGLE_STREAM else _PERCENTILE
-    warmup_s = 0.0 if scenario in _WITHOUT_WARMUP else _WARMUP_S
+    percentile = _SINGLE_STREAM_PERCENTILE if scenario is ScenarioName.SINGLE_STREAM else PERCENTILE
+    warmup_s = 0.0 if scenario in _WITHOUT_WARMUP else WARMUP_S
     return {
         "scenario": scenario,
         "concurrency": options.concurrency,

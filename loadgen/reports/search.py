@@ -130,11 +130,12 @@ class StoredProbes:
             raise ConfigError(f"--resume {path}: expected the report of find-max --json: {error}") from error
         if stored.kind != "find-max":
             raise ConfigError(f"--resume {path}: expected the report of find-max --json, got one of {stored.kind!r}")
-        _refuse_difference(path, _bounds(stored.settings), _bounds(settings))
         now = _as_stored(without_secrets(config))
         for number, (_, probe) in enumerate(probes):
             expected = now | {key: probe.config.get(key) for key in _OF_A_PROBE} | {"seed": config.seed + number}
             _refuse_difference(path, probe.config, expected)
+        # Some bounds follow from the run's settings, so these are compared first.
+        _refuse_difference(path, _bounds(stored.settings), _bounds(settings))
         # What an interrupt has cut off says nothing, so it is run again.
         self._probes = [(raw, probe) for raw, probe in probes if not probe.interrupted]
 
@@ -174,8 +175,7 @@ def _as_stored(settings: msgspec.Struct) -> dict[str, Any]:
 
 
 def _refuse_difference(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            raise ConfigError(
-                f"--resume {path}: is of another search: {key} was {before.get(key)!r}, and is {now.get(key)!r} now"
-            )
+    keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    if keys:
+        differences = "; ".join(f"{key} was {before.get(key)!r}, and is {now.get(key)!r} now" for key in keys)
+        raise ConfigError(f"--resume {path}: is of another search: {differences}")

@@ -42,7 +42,7 @@ class SweepPoint(NamedTuple):
     is_rate: bool
 
     def config(self, base: RunConfig) -> RunConfig:
-        """The run at this point, but for the objective's scale."""
+        """The run at this point; the scale of the objective is left to the caller."""
         if self.is_rate:
             return msgspec.structs.replace(base, rate=self.load, policy_file=self.policy)
         return msgspec.structs.replace(

@@ -105,6 +105,8 @@ def test_the_load_generator_reaches_a_server_that_knows_its_clients(
     assert sum(each["batches"] * each["mean_rows"] for each in found["server"]["batches"]) == pytest.approx(20)
     assert "s3cret" not in report.read_text()
     assert run(target, *trusting(directory, authority="other"), *HEADER).endswith(f"; {UNTRUSTED}\n")
+    assert loadgen.main([*RUN, "--target", target, *trusting(directory, authority="other"), *HEADER]) == 5
+    capfd.readouterr()
     assert run(target, *trusting(directory, own=""), *HEADER).endswith(f"; {UNKNOWN}\n")
     assert "admin-key'" in run(target, *trusting(directory))
     assert "it may expect TLS" in run(target.replace("s://", "://"), *HEADER)
