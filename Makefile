@@ -64,7 +64,7 @@ help:
 	@echo "make bench        run the benchmarks"
 	@echo "make reference    write the generated pages of docs/reference"
 	@echo "make pins         write the versions of all packages in images as pip resolves them now"
-	@echo "make screenshots  take the pictures of the page for the docs: six minutes; needs Chromium"
+	@echo "make screenshots  take the pictures of the page and of a report for the docs: seven minutes; needs Chromium"
 	@echo "make cluster      run tests of gateways over a Ray cluster on this machine, in an environment of its own"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make peers        measure Sluice beside other servers for an hour, write docs/evidence/peers.md: PEERS=options"
@@ -228,7 +228,7 @@ peers: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m benchmarks.peers $(PEERS)
 
 clean:
-	rm -rf $(DEMO) $(TEST) $(CLUSTER) $(KSERVE) .venv-bounds-* benchmarks/peers/.venv .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf $(DEMO) $(TEST) $(CLUSTER) $(KSERVE) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
 
 # $(call install,ENVIRONMENT,EXTRAS): a new virtual environment, so that it never holds both builds of ONNX Runtime.
 define install

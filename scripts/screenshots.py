@@ -1,7 +1,8 @@
-"""Takes the pictures of the operators' page in docs/pictures: `make screenshots`. It takes six minutes.
+"""Takes the pictures of the operators' page and of loadgen's report in docs/pictures: `make screenshots`.
 
-They show a real server with the models of the demo under traffic from loadgen: in good order in three sizes and
-colours, overloaded, and with a worker that was killed. Chromium must be installed.
+It takes seven minutes. The page shows a real server with the models of the demo under traffic from loadgen: in good
+order in three sizes and colours, overloaded, and with a worker that was killed. The report is that of a run against the
+same server. Chromium must be installed.
 """
 
 import os
@@ -24,10 +25,11 @@ from tests.support.page.browser import chromium
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-WIDE, PHONE = (1360, 760), (390, 844)
+WIDE, TALL, PHONE = (1360, 760), (1360, 1080), (390, 844)
 FILL_S = 300
 """The charts show this much time."""
 OVERLOAD_S = 25
+REPORTED_S = 45
 MOST_BYTES = 250_000
 PARTITIONS = [{"name": f"cpu{core}", "cores": [core], "memory_mb": 512} for core in (0, 1)]
 TRAFFIC = (("digits-deep", 80, 1), ("digits-cascade", 40, 1), ("digits-ensemble", 20, 1))
@@ -66,9 +68,26 @@ def main() -> None:
         config = {"partitions": PARTITIONS, "prices": {"core_hour": 0.05}, "max_batch_size": 4}
         server = stack.enter_context(gateway_server(repository, directory, config))
         browser = stack.enter_context(chromium(path))
+        take_report(browser, server, directory / "result")
         for traffic in TRAFFIC:
             stack.enter_context(load(server, *traffic))
         take_pictures(browser, server)
+
+
+def take_report(browser: Browser, server: GatewayServer, folder: Path) -> None:
+    """Take the pictures of the report of a run against the cascade."""
+    model, rate, rows = TRAFFIC[0]
+    options = ("--duration", str(REPORTED_S), "--slo-ms", "100", "--explain-share", "20", "--out", str(folder))
+    subprocess.run(command(server, model, rate, rows, *options), cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    url = (folder / "report.html").as_uri()
+    for name, size, scheme in (
+        ("loadgen-report", TALL, "light"),
+        ("loadgen-report-dark", TALL, "dark"),
+        ("loadgen-report-phone", PHONE, "light"),
+    ):
+        page = opened(browser, url, size, scheme)
+        picture(page, name)
+        page.context.close()
 
 
 def take_pictures(browser: Browser, server: GatewayServer) -> None:
@@ -117,15 +136,21 @@ def picture(page: Page, name: str, whole: bool = False) -> None:
         sys.exit(f"screenshots: {file.name} has {file.stat().st_size} bytes; expected at most {MOST_BYTES}")
 
 
+def command(server: GatewayServer, model: str, rate: int, rows: int, *options: str) -> tuple[str, ...]:
+    """The command of a run of loadgen."""
+    return (
+        *(sys.executable, "-m", "sluice.loadgen.cli.main", "run", "--target", f"http://{server.http_url}"),
+        *("--model", model, "--rate", str(rate), "--rows", str(rows)),
+        *("--samples", str(DATA), "--subset", "test", "--labels", "y"),
+        *options,
+    )
+
+
 @contextmanager
 def load(server: GatewayServer, model: str, rate: int, rows: int) -> Iterator[None]:
     """Traffic from loadgen while the block runs."""
-    command = (
-        *(sys.executable, "-m", "sluice.loadgen.cli.main", "run", "--target", f"http://{server.http_url}"),
-        *("--model", model, "--rate", str(rate), "--rows", str(rows), "--duration", "3600"),
-        *("--samples", str(DATA), "--subset", "test", "--labels", "y"),
-    )
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    endless = command(server, model, rate, rows, "--duration", "3600")
+    process = subprocess.Popen(endless, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:

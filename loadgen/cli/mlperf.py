@@ -42,7 +42,8 @@ def _run(options: argparse.Namespace) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--out {folder}: expected a folder that is new or empty")
     folder.mkdir(parents=True, exist_ok=True)
-    result = run_engine(EngineTask(config, folder, options.expected_rate, options.expected_latency_ms))
+    task = EngineTask(config, folder, options.expected_rate, options.expected_latency_ms, options.kept_outputs)
+    result = run_engine(task)
     print(result.summary, end="")
     if result.failure:
         print(f"Result: INVALID: {result.failure}")

@@ -26,9 +26,10 @@ def add_command(commands: Any) -> None:
     add_scenario_options(parser)
     add_conf_options(parser)
     out = "also write a folder with the result: JSON, queries, series, histogram, Markdown and a page of HTML"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
+    add = parser.group("report").add_argument
+    add("--out", type=Path, metavar="DIR", help=out)
     logs = "also write mlperf_log_summary.txt, …_detail.txt and …_accuracy.json, as MLPerf's LoadGen does"
-    parser.add_argument("--mlperf-logs", type=Path, metavar="DIR", help=logs)
+    add("--mlperf-logs", type=Path, metavar="DIR", help=logs)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -40,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     logged = is_loggable(config) and not (options.out is None and options.mlperf_logs is None)
     # Several processes do not keep outputs; only who asks for the logs by name has to hear that.
     if logged and (config.procs == 1 or options.mlperf_logs is not None):
-        config = keeping_outputs(config)
+        config = keeping_outputs(config, options.kept_outputs)
     with progress_line() as watch:
         result = run(config, watch)
     warn(result)

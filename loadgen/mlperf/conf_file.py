@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM
 from sluice.models.errors import ConfigError
 from sluice.models.spelling import did_you_mean
 
 MAX_FILE_BYTES = 1 << 20
 
-SCENARIOS = ("Server", "Offline", "SingleStream", "MultiStream")
+SCENARIOS = (SERVER, OFFLINE, SINGLE_STREAM, MULTI_STREAM)
 _ANY = "*"
 
 

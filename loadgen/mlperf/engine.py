@@ -10,6 +10,7 @@ import msgspec
 
 from sluice.loadgen.mlperf.settings import NAMES
 from sluice.loadgen.records.early_stopping import queries_needed
+from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.run.child import TaskProcess
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.simulation.target import SIMULATED
@@ -29,13 +30,14 @@ class EngineTask:
     """A run of LoadGen with the settings of `config`, whose log files go to an existing `folder`.
 
     LoadGen plans the Offline scenario by `expected_rate`, samples a second, and the streams by `expected_latency_ms`:
-    a stream that is faster ends before its least duration.
+    a stream that is faster ends before its least duration. In performance mode it logs the answers that are `sampled`.
     """
 
     config: RunConfig
     folder: Path
     expected_rate: float
     expected_latency_ms: float
+    sampled: KeptOutputs | None = None
 
 
 @dataclass(frozen=True)

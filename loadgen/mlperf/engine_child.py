@@ -22,7 +22,7 @@ from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import load_samples
 from sluice.loadgen.run.child import REFUSED, UNREACHABLE, beat, say, take_task
 from sluice.loadgen.run.live import open_live, read_metadata
-from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
+from sluice.loadgen.scenarios.config import ScenarioName
 from sluice.loadgen.scenarios.offline import OFFLINE_CONCURRENCY
 from sluice.loadgen.target.base import Target, TargetRequest, TargetUnreachable
 from sluice.loadgen.traffic.mlperf_schedule import SampleChoice
@@ -39,8 +39,10 @@ _LONGEST_GAP = 30
 class _System:
     """LoadGen's system under test, and the listener of the target that it stands for."""
 
-    def __init__(self, config: RunConfig, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, task: EngineTask, loop: asyncio.AbstractEventLoop) -> None:
+        config = task.config
         self._config = config
+        self._keeps_answers = config.each_once or task.sampled is not None
         self._loop = loop
         self._ids: list[int] = []
         self._waiting: deque[tuple[int, int]] = deque()
@@ -61,7 +63,7 @@ class _System:
         self._output = config.output or metadata.outputs[0].name
         self.samples = len(samples)
         requests = {k: TargetRequest(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
-        await self._target.prepare(requests, self, config.each_once)
+        await self._target.prepare(requests, self, self._keeps_answers)
         self._watching = self._loop.create_task(self._watch())
         self._beating = self._loop.create_task(beat())
 
@@ -136,6 +138,9 @@ def _settings(task: EngineTask) -> Any:
     settings.schedule_rng_seed = rules.seeds.schedule
     settings.performance_sample_count_override = rules.set_size
     settings.accuracy_sample_count_override = rules.accuracy_samples
+    if task.sampled is not None:
+        settings.accuracy_log_rng_seed = task.sampled.seed
+        settings.accuracy_log_probability = task.sampled.share
     settings.performance_issue_unique = rules.choice is SampleChoice.UNIQUE
     settings.performance_issue_same = rules.choice is SampleChoice.SAME
     settings.performance_issue_same_index = rules.place
@@ -185,7 +190,7 @@ def _main() -> NoReturn:
     task = cast(EngineTask, take_task())
     loop = uvloop.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    system = _System(task.config, loop)
+    system = _System(task, loop)
     try:
         asyncio.run_coroutine_threadsafe(system.prepare(), loop).result()
     except TargetUnreachable as error:

@@ -1,12 +1,12 @@
 """A run of Sluice's load generator in the terms of LoadGen's logs."""
 
 import time
-from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
-from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM, LoggedRun, LoggedSettings
+from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, LoggedRun, LoggedSettings
+from sluice.loadgen.mlperf.settings import NAMES
 from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.run.result import RunResult
@@ -18,12 +18,6 @@ from sluice.loadgen.traffic.mlperf_schedule import SampleChoice, performance_set
 from sluice.models.errors import ConfigError
 from sluice.models.units import ms_to_ns
 
-SCENARIO_NAMES: Mapping[ScenarioName, str] = {
-    ScenarioName.SERVER: SERVER,
-    ScenarioName.OFFLINE: OFFLINE,
-    ScenarioName.SINGLE_STREAM: SINGLE_STREAM,
-    ScenarioName.MULTI_STREAM: MULTI_STREAM,
-}
 _NO_LIMIT_NS = np.iinfo(np.int64).max
 """LoadGen has no run without a limit on the latency."""
 _SAMPLES_PER_QUERY = 8
@@ -31,23 +25,23 @@ _SAMPLES_PER_QUERY = 8
 
 def is_loggable(config: RunConfig) -> bool:
     """True for a run that LoadGen has logs for: one of its scenarios, with one model."""
-    return config.scenario in SCENARIO_NAMES and config.mix is None
+    return config.scenario in NAMES and config.mix is None
 
 
 def check_loggable(config: RunConfig) -> None:
     """Raise `ConfigError` for a run that LoadGen has no logs for."""
-    if config.scenario not in SCENARIO_NAMES:
-        names = ", ".join(SCENARIO_NAMES)
+    if config.scenario not in NAMES:
+        names = ", ".join(NAMES)
         raise ConfigError(f"--mlperf-logs: MLPerf has no scenario {config.scenario}; expected one of {names}")
     if not is_loggable(config):
         raise ConfigError("--mlperf-logs: MLPerf has no mixes; expected a run of one model")
 
 
-def keeping_outputs(config: RunConfig) -> RunConfig:
-    """The configuration of a run that, in accuracy mode, keeps the outputs for the accuracy log."""
-    if not config.each_once or config.target.startswith(SIMULATED) or config.kept_outputs is not None:
+def keeping_outputs(config: RunConfig, sampled: KeptOutputs | None = None) -> RunConfig:
+    """The configuration of a run that keeps outputs for the accuracy log; those `sampled` in performance mode."""
+    if config.target.startswith(SIMULATED) or config.kept_outputs is not None:
         return config
-    return msgspec.structs.replace(config, kept_outputs=KeptOutputs())
+    return msgspec.structs.replace(config, kept_outputs=KeptOutputs() if config.each_once else sampled)
 
 
 def run_as_logged(result: RunResult) -> LoggedRun:
@@ -56,7 +50,7 @@ def run_as_logged(result: RunResult) -> LoggedRun:
     Queries that the client cancelled are left out: LoadGen has none.
     """
     config, record = result.config, result.record
-    scenario = SCENARIO_NAMES[config.scenario]
+    scenario = NAMES[config.scenario]
     group = (config.samples_per_query or _SAMPLES_PER_QUERY) if scenario == MULTI_STREAM else 1
     rows = np.flatnonzero(record.status != Status.CANCELLED)
     rows = rows[: len(rows) // group * group]

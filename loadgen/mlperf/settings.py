@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.loadgen.mlperf.conf_file import ConfFile, ConfSetting
+from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM
+from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.scenarios.config import ScenarioName
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds, SampleChoice
@@ -14,7 +16,7 @@ from sluice.models.errors import ConfigError
 _SERVER, _OFFLINE = ScenarioName.SERVER, ScenarioName.OFFLINE
 _SINGLE, _MULTI = ScenarioName.SINGLE_STREAM, ScenarioName.MULTI_STREAM
 
-NAMES = {_SERVER: "Server", _OFFLINE: "Offline", _SINGLE: "SingleStream", _MULTI: "MultiStream"}
+NAMES = {_SERVER: SERVER, _OFFLINE: OFFLINE, _SINGLE: SINGLE_STREAM, _MULTI: MULTI_STREAM}
 """LoadGen's names of the scenarios."""
 
 
@@ -119,7 +121,25 @@ def _defaults(given: Mapping[str, ConfSetting], scenario: ScenarioName) -> dict[
     if "mode" in given:
         defaults["each_once"] = given["mode"].value == 1
     # LoadGen leaves nothing out at the start.
-    return defaults | {"arrivals": ArrivalProcess.MLPERF.value, "mlperf_rules": _rules(given), "warmup": 0.0}
+    defaults |= {"arrivals": ArrivalProcess.MLPERF.value, "mlperf_rules": _rules(given), "warmup": 0.0}
+    return defaults | {"kept_outputs": _kept_outputs(given, scenario)}
+
+
+def _kept_outputs(given: Mapping[str, ConfSetting], scenario: ScenarioName) -> KeptOutputs | None:
+    """The answers that are logged in performance mode: a share of them, or as many as are expected to make a number."""
+
+    def number(key: str, default: float) -> float:
+        return given[key].value if key in given else default
+
+    share = number("accuracy_log_probability", 0) / 100
+    if target := number("accuracy_log_sampling_target", 0):
+        per_query = number("samples_per_query", 8) if scenario is _MULTI else 1
+        latency_ms = number("target_latency", 8 if scenario is _MULTI else 1)
+        rate = 1000 / latency_ms if scenario in (_SINGLE, _MULTI) else number("target_qps", 1)
+        slack = 1.1 if scenario is _OFFLINE else 1.0
+        planned = int(slack * rate * number("min_duration", 10_000) / 1000)
+        share = target / (max(planned, number("min_query_count", 100)) * per_query)
+    return KeptOutputs(min(share, 1.0), int(number("accuracy_log_rng_seed", 0))) if share else None
 
 
 def _rules(given: Mapping[str, ConfSetting]) -> MlperfRules:

@@ -19,7 +19,7 @@ _S_PER_HOUR = 3600
 
 
 class GroupBy(enum.StrEnum):
-    """What the queries of a group have in common."""
+    """The property that the queries of a group share."""
 
     STREAM = "stream"
     MODEL = "model"
@@ -51,11 +51,11 @@ class CostSource(enum.StrEnum):
     METRICS = "metrics"
     """The server's metrics."""
     SAMPLE = "sample"
-    """The costs that the server told with a sample of the answers."""
+    """The costs in a sample of the answers."""
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What 1000 good answers cost, in units of currency, warm-up included."""
+    """The cost of 1000 good answers, in units of currency, warm-up included."""
 
     per_1000_good: float
     source: CostSource

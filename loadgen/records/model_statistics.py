@@ -8,7 +8,7 @@ from sluice.models.units import NS_PER_MS
 
 
 class ModelActivity(msgspec.Struct, frozen=True):
-    """What one model did during a run, warm-up included; times are means of its requests in milliseconds.
+    """The activity of one model during a run, warm-up included; times are means of its requests in milliseconds.
 
     `queue_ms` includes the wait for a batch to fill. `input_ms` is the hand-off of inputs to the backend, and
     `output_ms` the way back of the outputs. `batch_sizes` has pairs of (rows, batches), the rows ascending.
@@ -58,7 +58,7 @@ class _BatchTimes(msgspec.Struct):
     compute_infer: _Duration = msgspec.field(default_factory=_Duration)
 
 
-class ModelCounts(msgspec.Struct):
+class ServedCounts(msgspec.Struct):
     """The counts of one model since its server started."""
 
     name: str
@@ -75,29 +75,29 @@ class ModelCounts(msgspec.Struct):
 
 
 class _Statistics(msgspec.Struct):
-    model_stats: list[ModelCounts]
+    model_stats: list[ServedCounts]
 
 
 _DECODER = msgspec.json.Decoder(_Statistics, strict=False)
 """Protobuf writes 64-bit numbers as text, which only a lax decoder takes."""
 
 
-def read_counts(body: bytes) -> dict[str, ModelCounts]:
+def read_counts(body: bytes) -> dict[str, ServedCounts]:
     """The counts by name and version; raises `ValueError` for anything but the protocol's statistics."""
     return {counts.key: counts for counts in _DECODER.decode(body).model_stats}
 
 
 def activity_between(
-    before: dict[str, ModelCounts], after: dict[str, ModelCounts], pipelines: Iterable[str] = ()
+    before: dict[str, ServedCounts], after: dict[str, ServedCounts], pipelines: Iterable[str] = ()
 ) -> tuple[ModelActivity, ...]:
-    """What the models did between two readings, by key; `pipelines` are names of pipelines.
+    """The activity of models between two readings, by key; `pipelines` are names of pipelines.
 
-    A model that did nothing is left out, and so is one whose counts went back: its server started anew.
+    A model that did nothing is left out, and so is one whose counts went back: its server was restarted.
     """
     names = frozenset(pipelines)
     grown = []
     for key, late in sorted(after.items()):
-        early = before.get(key) or ModelCounts(late.name)
+        early = before.get(key) or ServedCounts(late.name)
         executions = late.execution_count - early.execution_count
         failures = late.inference_stats.fail.count - early.inference_stats.fail.count
         if min(executions, failures) >= 0 and executions + failures:
@@ -105,7 +105,7 @@ def activity_between(
     return tuple(grown)
 
 
-def _activity(early: ModelCounts, late: ModelCounts, is_pipeline: bool) -> ModelActivity:
+def _activity(early: ServedCounts, late: ServedCounts, is_pipeline: bool) -> ModelActivity:
     begun, ended = early.inference_stats, late.inference_stats
     sizes = {each.batch_size: -each.compute_infer.count for each in early.batch_stats}
     for each in late.batch_stats:

@@ -10,10 +10,15 @@ from sluice.loadgen.reports.words import milliseconds, rate
 from sluice.loadgen.run.result import RunResult
 
 
+def rate_of(result: RunResult) -> float:
+    """The rate at which queries were due; that of the answers where they were due at once."""
+    return result.metrics.offered_per_s or result.metrics.completed_per_s
+
+
 def comparison_panels(results: Sequence[RunResult]) -> Iterator[str]:
     """Latency against rate and goodput against offered rate, a dot for each run."""
-    ordered = sorted(results, key=lambda result: result.metrics.offered_per_s)
-    offered = np.array([result.metrics.offered_per_s for result in ordered])
+    ordered = sorted(results, key=rate_of)
+    offered = np.array([rate_of(result) for result in ordered])
     known = [result.metrics.latency_ms for result in ordered]
     p50 = np.array([np.nan if d is None else d.p50 for d in known])
     p99 = np.array([np.nan if d is None else d.p99 for d in known])

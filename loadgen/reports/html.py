@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from sluice.loadgen.reports.comparison_panels import comparison_panels
+from sluice.loadgen.reports.comparison_panels import comparison_panels, rate_of
 from sluice.loadgen.reports.panels import is_half, table_panel
 from sluice.loadgen.reports.run_panels import latency_panels, pace_panels
 from sluice.loadgen.reports.server_panels import batch_panels, stage_panel
-from sluice.loadgen.reports.tables import Table, losses, tables
+from sluice.loadgen.reports.tables import ReportTable, losses, tables
 from sluice.loadgen.reports.words import count, explanation, milliseconds, rate, share, title
 from sluice.loadgen.run.result import RunResult, Verdict
 
@@ -33,7 +33,7 @@ def run_page(results: Sequence[RunResult]) -> str:
     first = results[0]
     if len(results) == 1:
         return _page(f"{title(first)}: {first.config.model}", _run_head(first), "\n".join(_run(first, _POINTS)))
-    results = sorted(results, key=lambda result: result.metrics.offered_per_s)
+    results = sorted(results, key=rate_of)
     points = max(_FEWEST_POINTS, _POINTS // min(len(results), _MOST_RUNS))
     panels = [*comparison_panels(results), table_panel(_overview(results))]
     for result in results[:_MOST_RUNS]:
@@ -108,10 +108,10 @@ def _headline(result: RunResult) -> Iterator[tuple[str, str, bool]]:
 
 
 def _name(result: RunResult) -> str:
-    return escape(f"{result.config.model} at {rate(result.metrics.offered_per_s)}")
+    return escape(f"{result.config.model} at {rate(rate_of(result))}")
 
 
-def _overview(results: Sequence[RunResult]) -> Table:
+def _overview(results: Sequence[RunResult]) -> ReportTable:
     rows = []
     for result in results:
         metrics = result.metrics
@@ -128,4 +128,4 @@ def _overview(results: Sequence[RunResult]) -> Table:
             )
         )
     note = "" if len(results) <= _MOST_RUNS else f"The first {_MOST_RUNS} runs follow with their own charts."
-    return Table("Runs", ("", "Offered", "Good", "Attained", "p50", "p99", "Verdict"), rows, note)
+    return ReportTable("Runs", ("", "Offered", "Good", "Attained", "p50", "p99", "Verdict"), rows, note)

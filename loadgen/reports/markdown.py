@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from sluice.loadgen.reports.tables import Table, tables
+from sluice.loadgen.reports.tables import ReportTable, tables
 from sluice.loadgen.reports.words import explanation, title
 from sluice.loadgen.run.result import RunResult
 
@@ -30,7 +30,7 @@ def _lines(result: RunResult, level: int) -> Iterator[str]:
             yield from ("", table.note)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: ReportTable) -> Iterator[str]:
     yield _row(table.header)
     yield _row(("---", *("---:" for _ in table.header[1:])))
     yield from (_row(row) for row in table.rows)

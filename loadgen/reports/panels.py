@@ -2,7 +2,7 @@
 
 from html import escape
 
-from sluice.loadgen.reports.tables import Table
+from sluice.loadgen.reports.tables import ReportTable
 
 
 def panel(title: str, body: str, *, size: str = "", key: str = "", note: str = "") -> str:
@@ -16,7 +16,7 @@ def is_half(html: str) -> bool:
     return html.startswith('<section class="panel half"')
 
 
-def table_panel(table: Table) -> str:
+def table_panel(table: ReportTable) -> str:
     """A panel with a table, or with facts where the columns have no names."""
     if not any(table.header):
         facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in table.rows)

@@ -29,7 +29,7 @@ def stage_panel(result: RunResult) -> Iterator[str]:
         rows = [
             (stage.title, _reached(stage, sampled), stage.times_ms, stage.total_ms) for stage in result.figures.stages
         ]
-        note = f"Means of the {count(sampled)} answers that told their stages, in milliseconds."
+        note = f"Means of the {count(sampled)} answers that have times of stages, in milliseconds."
     else:
         models = () if result.server is None else result.server.models
         rows = [

@@ -7,6 +7,7 @@ from sluice.loadgen.records.figures import Cost, CostSource, GroupBy, Intervals
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.reports.words import NO_INTERVALS, count, milliseconds, rate, share
 from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.base import Figure
 
 _COST_SOURCES = {
     CostSource.PRICE: "by the price of an hour",
@@ -17,7 +18,7 @@ _ENVIRONMENT = {"numpy": "NumPy", "cpus": "CPUs", "load_average": "Load average"
 _GROUPS = {GroupBy.STREAM: "By stream", GroupBy.MODEL: "By model", GroupBy.OBJECTIVE: "By objective"}
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A table with its title and a note under it; the first column is text, the others are figures."""
 
     title: str
@@ -26,7 +27,7 @@ class Table(NamedTuple):
     note: str = ""
 
 
-def tables(result: RunResult) -> Iterator[Table]:
+def tables(result: RunResult) -> Iterator[ReportTable]:
     """The tables of a run that have rows, in the order in which they are read."""
     yield _queries(result)
     yield _circumstances(result)
@@ -36,10 +37,10 @@ def tables(result: RunResult) -> Iterator[Table]:
     yield from _models(result)
     if result.record.reasons:
         rows = [(reason, count(number)) for reason, number in result.record.reasons.items()]
-        yield Table("Failures", ("Reason", "Queries"), rows)
+        yield ReportTable("Failures", ("Reason", "Queries"), rows)
 
 
-def _queries(result: RunResult) -> Table:
+def _queries(result: RunResult) -> ReportTable:
     metrics = result.metrics
     rows = [
         ("Queries after the warm-up", count(metrics.queries)),
@@ -52,6 +53,7 @@ def _queries(result: RunResult) -> Table:
         ("Completed", rate(metrics.completed_per_s)),
         ("Good", rate(metrics.goodput_per_s)),
     ]
+    rows += [(f"Score: {figure.name}", _figure(figure)) for figure in result.score.figures]
     if result.figures.intervals is not None:
         rows += _interval_rows(result.figures.intervals)
     if result.figures.cost is not None:
@@ -60,8 +62,20 @@ def _queries(result: RunResult) -> Table:
         rows.append((f"Accuracy of {count(result.answered_rows)} answered rows", f"{result.accuracy:.4f}"))
     if result.client_cpu_us_per_query is not None:
         rows.append(("CPU of the client a query", f"{result.client_cpu_us_per_query:.1f} µs"))
+    if result.client_cpu_share is not None:
+        rows.append(("CPU of the client", f"{result.client_cpu_share * 100:.0f} % of a core"))
+    if result.baseline_lateness_ms is not None:
+        rows.append(("Lateness of the client without load (p99)", milliseconds(result.baseline_lateness_ms)))
     note = "" if result.figures.intervals is not None else f"Confidence intervals: {NO_INTERVALS}."
-    return Table("Queries", ("", ""), rows, note)
+    return ReportTable("Queries", ("", ""), rows, note)
+
+
+def _figure(figure: Figure) -> str:
+    if figure.value is None:
+        return "-"
+    if figure.unit == "/s":
+        return rate(figure.value)
+    return milliseconds(figure.value) if figure.unit == "ms" else f"{figure.value:.4g} {figure.unit}".rstrip()
 
 
 def losses(metrics: QueryStatistics) -> tuple[tuple[str, int], ...]:
@@ -88,7 +102,7 @@ def _cost_row(cost: Cost) -> tuple[str, str]:
     return f"Cost of 1000 good answers, {_COST_SOURCES[cost.source]}", f"{cost.per_1000_good:.4g}"
 
 
-def _latency(result: RunResult) -> Table:
+def _latency(result: RunResult) -> ReportTable:
     metrics = result.metrics
     rows = [
         _distribution("From due", metrics.latency_ms),
@@ -97,7 +111,7 @@ def _latency(result: RunResult) -> Table:
         _distribution("Lateness of the client", metrics.lateness_ms),
     ]
     header = ("ms", "mean", "p50", "p90", "p95", "p97", "p99", "p99.9", "max")
-    return Table("Latency", header, rows, "Percentiles are elements of the sorted times, as MLPerf takes them.")
+    return ReportTable("Latency", header, rows, "Percentiles are elements of the sorted times, as MLPerf takes them.")
 
 
 def _distribution(name: str, d: Distribution | None) -> tuple[str, ...]:
@@ -106,7 +120,7 @@ def _distribution(name: str, d: Distribution | None) -> tuple[str, ...]:
     return (name, *(f"{value:.3f}" for value in (d.mean, d.p50, d.p90, d.p95, d.p97, d.p99, d.p99_9, d.max)))
 
 
-def _groups(result: RunResult) -> Iterator[Table]:
+def _groups(result: RunResult) -> Iterator[ReportTable]:
     for by, caption in _GROUPS.items():
         rows = [
             (
@@ -121,14 +135,14 @@ def _groups(result: RunResult) -> Iterator[Table]:
             if group.by is by
         ]
         if rows:
-            yield Table(caption, ("", "Queries", "Offered", "Good", "Attained", "p50 ms", "p99 ms"), rows)
+            yield ReportTable(caption, ("", "Queries", "Offered", "Good", "Attained", "p50 ms", "p99 ms"), rows)
 
 
 def _ends(latency: Distribution | None) -> tuple[str, str]:
     return ("-", "-") if latency is None else (f"{latency.p50:.3f}", f"{latency.p99:.3f}")
 
 
-def _stages(result: RunResult) -> Iterator[Table]:
+def _stages(result: RunResult) -> Iterator[ReportTable]:
     sampled = len(result.record.stages)
     rows = [
         (
@@ -141,10 +155,11 @@ def _stages(result: RunResult) -> Iterator[Table]:
     ]
     if rows:
         header = ("ms", "Reached by", "queue", "batch wait", "hand-off", "compute", "return", "sum", "Batch met")
-        yield Table("Server time by stage", header, rows, f"Means of {count(sampled)} answers that told their stages.")
+        note = f"Means of the {count(sampled)} answers that have times of stages."
+        yield ReportTable("Server time by stage", header, rows, note)
 
 
-def _models(result: RunResult) -> Iterator[Table]:
+def _models(result: RunResult) -> Iterator[ReportTable]:
     models = () if result.server is None else result.server.models
     rows = [
         (
@@ -163,10 +178,10 @@ def _models(result: RunResult) -> Iterator[Table]:
             "From the server's statistics, warm-up included. Rows: mean size of a batch; rows met: mean size of the "
             "batch that a row was in. The queue includes the wait for a batch to fill."
         )
-        yield Table("Models of the server", header, rows, note)
+        yield ReportTable("Models of the server", header, rows, note)
 
 
-def _circumstances(result: RunResult) -> Table:
+def _circumstances(result: RunResult) -> ReportTable:
     config = result.config
     rows = [
         ("Target", config.target + (" (simulated)" if result.simulated else "")),
@@ -178,4 +193,4 @@ def _circumstances(result: RunResult) -> Table:
         ("Warm-up, left out", f"{config.warmup_s:g} s"),
     ]
     rows += [(_ENVIRONMENT.get(name, name.capitalize()), value) for name, value in result.environment.items()]
-    return Table("Circumstances", ("", ""), rows)
+    return ReportTable("Circumstances", ("", ""), rows)

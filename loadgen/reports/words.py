@@ -19,7 +19,7 @@ def title(result: RunResult) -> str:
 
 
 def explanation(result: RunResult) -> str:
-    """What the verdict means for this run, in a sentence or two."""
+    """The meaning of the verdict for this run, in a sentence or two."""
     if result.verdict is Verdict.INVALID:
         return f"The figures say nothing about the target: {'; '.join(result.invalid)}."
     score = result.score

@@ -83,7 +83,7 @@ def _places(values: Integers) -> Integers:
 
 
 def _words(counts: Integers) -> Iterator[bytes]:
-    """Counts as ZigZag LEB128; a negative word stands for so many zeros."""
+    """Counts as ZigZag LEB128; a negative word is a number of zeros."""
     end = 0
     for place in counts.nonzero()[0].tolist():
         if place > end:

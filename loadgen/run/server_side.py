@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sluice.loadgen.records.model_statistics import ModelCounts, activity_between, read_counts
+from sluice.loadgen.records.model_statistics import ServedCounts, activity_between, read_counts
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.scenarios.config import RunConfig
@@ -21,10 +21,10 @@ _MOST_ASKED = 64
 
 @dataclass(frozen=True)
 class ServerReading:
-    """Counts of a server at one time: of its metrics and of its models, each None where it is not told."""
+    """Counts of a server at one time: of its metrics and of its models, each None where it is not known."""
 
     counters: Counters | None
-    models: dict[str, ModelCounts] | None
+    models: dict[str, ServedCounts] | None
 
 
 async def read_server(config: RunConfig, target: Target) -> ServerReading:

@@ -1,4 +1,4 @@
-"""What the models of a simulated gateway did, as the statistics of a live server tell it."""
+"""The activity of the models of a simulated gateway, with the figures of a live server's statistics."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from sluice.loadgen.records.model_statistics import ModelActivity
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 
-class _ModelCounts:
+class _SimulatedCounts:
     __slots__ = ("compute_ns", "input_ns", "output_ns", "queue_ns", "requests", "sizes")
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class SimulatedActivity:
         self._ready_ns: dict[int, int] = {}
         self._dispatched_ns: dict[int, int] = {}
         self._ended_ns: dict[str, int] = {}
-        self._models: dict[str, _ModelCounts] = {}
+        self._models: dict[str, _SimulatedCounts] = {}
         self.cost = 0.0
 
     def arrived(self, query: int, now_ns: int) -> None:
@@ -46,7 +46,7 @@ class SimulatedActivity:
         """Count a batch whose result the scheduler has."""
         counts = self._models.get(batch.model)
         if counts is None:
-            counts = self._models[batch.model] = _ModelCounts()
+            counts = self._models[batch.model] = _SimulatedCounts()
         free_ns = max(self._dispatched_ns.pop(batch.batch), self._ended_ns.get(batch.partition, 0))
         startable_ns = min(free_ns, event.started_ns)
         self._ended_ns[batch.partition] = event.ended_ns
@@ -70,11 +70,11 @@ class SimulatedActivity:
         self._ready_ns.pop(query, None)
 
     def report(self) -> tuple[ModelActivity, ...]:
-        """What each model did."""
+        """The activity of each model."""
         return tuple(_activity(model, counts) for model, counts in sorted(self._models.items()))
 
 
-def _activity(model: str, counts: _ModelCounts) -> ModelActivity:
+def _activity(model: str, counts: _SimulatedCounts) -> ModelActivity:
     scale = counts.requests * NS_PER_MS
     return ModelActivity(
         model=model,

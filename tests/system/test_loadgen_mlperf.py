@@ -52,6 +52,20 @@ def test_accuracy_mode_logs_the_answer_to_each_sample(tmp_path: Path) -> None:
     assert {entry["data"] for entry in log} == {TENSOR.hex().upper()}
 
 
+def test_a_share_of_the_answers_is_logged_in_performance_mode(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.config"
+    audit.write_text("*.*.accuracy_log_rng_seed = 7\n*.*.accuracy_log_sampling_target = 20\n*.*.min_query_count = 60\n")
+    mlperf = tmp_path / "mlperf.conf"
+    mlperf.write_text("*.*.min_duration = 300\n*.Server.target_qps = 400\n")
+    conf = ["--mlperf-conf", str(mlperf), "--audit-conf", str(audit)]
+    assert loadgen(answer, tmp_path, *conf) == 0
+    log = json.loads((tmp_path / "logs" / "mlperf_log_accuracy.json").read_text())
+    with server(answer) as url:
+        main(["run", "--target", url, *SHORT, *conf, "--mlperf-logs", str(tmp_path / "own")])
+    assert json.loads((tmp_path / "own" / "mlperf_log_accuracy.json").read_text()) == log
+    assert 5 <= len(log) < 60
+
+
 def test_too_few_queries_for_a_verdict_are_an_invalid_run(tmp_path: Path) -> None:
     assert loadgen(answer, tmp_path, "--rate", "400", "--percentile", "99.9") == 4
 

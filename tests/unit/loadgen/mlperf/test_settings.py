@@ -3,11 +3,12 @@ from pathlib import Path
 import pytest
 
 from sluice.loadgen.mlperf.settings import NAMES, ConfKind, ConfSettings, read_settings
+from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.scenarios.config import ScenarioName
 from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds, SampleChoice
 from sluice.models.errors import ConfigError
 
-PLAIN = {"arrivals": "mlperf", "mlperf_rules": MlperfRules(), "warmup": 0.0}
+PLAIN = {"arrivals": "mlperf", "mlperf_rules": MlperfRules(), "warmup": 0.0, "kept_outputs": None}
 
 
 def settings(
@@ -103,6 +104,28 @@ def test_the_seeds_of_the_fifth_test_replace_the_others(tmp_path: Path) -> None:
     rules = settings(tmp_path, mlperf=text).defaults["mlperf_rules"]
     assert isinstance(rules, MlperfRules)
     assert rules.seeds.qsl == 7975553102935885558
+
+
+@pytest.mark.parametrize(
+    ("mlperf", "audit", "scenario", "share"),
+    [
+        # 64 of the queries that a rate gives in the least duration, or of the least number of them.
+        ("*.*.target_qps = 100\n*.*.min_duration = 60000", "64", ScenarioName.SERVER, 64 / 6000),
+        ("*.*.target_qps = 100\n*.*.min_duration = 60000", "64", ScenarioName.OFFLINE, 64 / 6600),
+        ("*.*.target_latency = 2\n*.*.min_duration = 60000", "64", ScenarioName.SINGLE_STREAM, 64 / 30000),
+        ("*.*.target_latency = 2\n*.*.min_query_count = 662", "64", ScenarioName.MULTI_STREAM, 64 / 40000),
+        ("*.*.min_query_count = 32", "64", ScenarioName.SERVER, 1.0),
+        ("*.*.accuracy_log_probability = 10", "0", ScenarioName.SERVER, 0.1),
+    ],
+)
+def test_a_share_of_the_answers_is_logged(
+    tmp_path: Path, mlperf: str, audit: str, scenario: ScenarioName, share: float
+) -> None:
+    audit = f"*.*.accuracy_log_rng_seed = 720381539243781796\n*.*.accuracy_log_sampling_target = {audit}\n"
+    found = settings(tmp_path, mlperf=mlperf, audit=audit, scenario=scenario).defaults["kept_outputs"]
+    assert isinstance(found, KeptOutputs)
+    assert found.share == pytest.approx(share)
+    assert found.seed == 720381539243781796
 
 
 @pytest.mark.parametrize(

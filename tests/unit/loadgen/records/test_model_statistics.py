@@ -50,7 +50,7 @@ def test_failures_alone_are_activity_too() -> None:
     assert (mlp.requests, mlp.failures, mlp.mean_batch, mlp.met_batch, mlp.queue_ms) == (0, 3, 0, 0, 0)
 
 
-def test_a_server_that_started_anew_has_no_figures() -> None:
+def test_a_server_that_was_restarted_has_no_figures() -> None:
     before, after = (read_counts(body(entry("mlp", n, 1, {1: n}))) for n in (100, 10))
     assert activity_between(before, after) == ()
 
