@@ -179,8 +179,8 @@ def _limited(results: Results) -> str:
     if not any(limited):
         return ""
     return (
-        f" {sum(limited)} of {len(limited)} searches ended as the client was late, which says nothing about the server: they "
-        "have to be made again on a machine without other work."
+        f" {sum(limited)} of {len(limited)} searches ended as the client was late, which says nothing about the "
+        "server: they have to be made again on a machine without other work."
     )
 
 
