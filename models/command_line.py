@@ -30,6 +30,11 @@ class Parser(argparse.ArgumentParser):
     plain: Collection[tuple[str, ...]] = ()
     shared: Collection[str] = ()
 
+    def group(self, title: str) -> argparse._ArgumentGroup:
+        """The options that the help shows under a title; titles stand in the order of their first use."""
+        known = (each for each in self._action_groups if each.title == title)
+        return next(known, None) or self.add_argument_group(title)
+
     def error(self, message: str) -> NoReturn:
         """Exit with a message, and a suggestion where it is about a name that is similar to a known one."""
         if match := _CHOICE.fullmatch(message):
@@ -158,9 +163,9 @@ def _values(action: argparse.Action, text: str) -> list[str]:
     return [each.strip() for each in text.split(separator) if each.strip()]
 
 
-def add_connection_options(parser: argparse.ArgumentParser) -> None:
+def add_connection_options(options: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the options of every client: TLS, and headers such as the key of a restricted group."""
-    add = parser.add_argument
+    add = options.add_argument
     add("--cacert", default="", metavar="FILE", help="authorities to trust, in PEM (default: those of the system)")
     add("--cert", default="", metavar="FILE", help="certificate of the client, in PEM")
     add("--key", default="", metavar="FILE", help="key of the certificate, in PEM, if its file is another one")

@@ -175,7 +175,8 @@ def _model(
     known = results.values(server.peer.key, model.name, protocol, "highest", "rate")
     start = float(np.median(known)) / STEP_DOWN if known else float(model.rates[1])
     return {
-        "alone": measured.alone(effort.alone_s),
+        "alone": measured.alone(effort.loop_s),
+        "crowded": measured.crowded(effort.loop_s),
         "fixed": fixed,
         "highest": measured.highest_rate(start, effort),
     }

@@ -19,19 +19,21 @@ from sluice.loadgen.cli.main import main
 
 CORE = 1
 CONNECTIONS = 1024
+CROWD = 32
+"""Clients of the closed loop that keeps a server busy."""
 LIMIT_S = 180.0
 
 
 class Effort(NamedTuple):
-    """How long is measured: seconds with one client, seconds at a fixed rate, and the options of `find-max`."""
+    """How long is measured: seconds of closed loops, seconds at a fixed rate, and the options of `find-max`."""
 
-    alone_s: float
+    loop_s: float
     fixed_s: float
     search: tuple[str, ...]
 
 
 FULL = Effort(
-    0.6, 1.2, ("--duration", "3", "--min-duration", "0.6", "--warmup", "0.2", "--precision", "10", "--max-probes", "12")
+    0.6, 1.2, ("--duration", "2", "--min-duration", "0.6", "--warmup", "0.2", "--precision", "10", "--max-probes", "10")
 )
 QUICK = Effort(
     0.4, 0.6, ("--duration", "1", "--min-duration", "0.4", "--warmup", "0.1", "--precision", "30", "--max-probes", "4")
@@ -120,6 +122,14 @@ class Client:
         """Latency of one client that waits for each answer."""
         report = self._measured("run", "--scenario", "single-stream", "--duration", f"{seconds}", "--warmup", "0.1")
         return _latency(report)
+
+    def crowded(self, seconds: float) -> dict[str, Any]:
+        """Requests a second of clients that each wait for the answer, and processor time a request."""
+        loop = ["--scenario", "concurrency", "--concurrency", str(CROWD), "--warmup", "0"]
+        before = self._server.cpu_ns()
+        metrics = self._measured("run", *loop, "--duration", f"{seconds}")["metrics"]
+        cpu_us = (self._server.cpu_ns() - before) / 1e3 / max(1, metrics["queries"])
+        return {"rate": metrics["completed_per_s"], "cpu_us": cpu_us}
 
     def at_rate(self, rate: int, seconds: float) -> dict[str, Any]:
         """Latency, the share in time, and processor time a request, at a fixed rate."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.peers.client import PERCENTILE
+from benchmarks.peers.client import CROWD, PERCENTILE
 from benchmarks.peers.peer import PEERS, Peer
 from benchmarks.peers.results import Results
 from benchmarks.peers.workload import MODELS, SLO_MS, Model
@@ -45,7 +45,8 @@ ALONE = (
     Measure("p50 of one client", ("alone", "p50_ms"), False, _ms),
     Measure("p99 of one client", ("alone", "p99_ms"), False, _ms),
 )
-CPU = Measure("processor time a request", ("fixed", 1, "cpu_us"), False, _whole)
+CROWDED = Measure(f"rate of {CROWD} clients", ("crowded", "rate"), True, _whole)
+CPU = Measure("processor time a request", ("crowded", "cpu_us"), False, _whole)
 
 
 def at_rate(number: int) -> tuple[Measure, ...]:
@@ -97,6 +98,12 @@ def _lines(results: Results) -> Iterator[str]:
     for protocol in PROTOCOLS:
         yield from _by_model(results, protocol, ALONE)
     yield ""
+    yield f"## {CROWD} clients"
+    yield ""
+    yield f"Requests a second of {CROWD} clients that each wait for the answer: how much a core can do."
+    for protocol in PROTOCOLS:
+        yield from _by_model(results, protocol, (CROWDED,))
+    yield ""
     yield "## At fixed rates"
     yield ""
     yield f"p50 and p99 in ms from when requests were due, and the share within {SLO_MS} ms; medians of rounds."
@@ -105,7 +112,7 @@ def _lines(results: Results) -> Iterator[str]:
     yield ""
     yield "## Processor time and memory"
     yield ""
-    yield "Processor time of all processes of the server, in µs a request, at the higher of the two rates."
+    yield "Processor time of all processes of the server, in µs a request, with those clients."
     for protocol in PROTOCOLS:
         yield from _by_model(results, protocol, (CPU,))
     yield ""
@@ -189,7 +196,7 @@ def _measured(results: Results, protocol: str) -> list[Peer]:
     return [
         peer
         for peer in PEERS
-        if any(results.values(peer.key, model.name, protocol, "fixed", 0, "cpu_us") for model in MODELS)
+        if any(results.values(peer.key, model.name, protocol, "crowded", "rate") for model in MODELS)
     ]
 
 
@@ -262,7 +269,7 @@ def _losses(results: Results) -> Iterator[str]:
         line
         for protocol in PROTOCOLS
         for model in MODELS
-        for measure in (HIGHEST, *ALONE, CPU)
+        for measure in (HIGHEST, *ALONE, CROWDED, CPU)
         for line in _lost(results, protocol, model, measure)
     ]
     yield from lines or ["- None."]

@@ -1,4 +1,4 @@
-"""The environments of the servers: one each under `benchmarks/peers/.venv`, with pinned packages."""
+"""The environments of the servers: one each under `.cache/peers`, with pinned packages."""
 
 import shutil
 import subprocess
@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.workload import HERE
 from benchmarks.support.processes import ROOT
 from tests.support.triton.setup import WHEEL, TritonUnavailable, set_up
 
-ENVIRONMENTS = HERE / ".venv"
+ENVIRONMENTS = ROOT / ".cache" / "peers"
 TIMEOUT_S = 600.0
 _PIP = ("-m", "pip", "install", "-qqq", "--disable-pip-version-check", "--no-compile", "--only-binary", ":all:")
 

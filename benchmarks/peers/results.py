@@ -27,16 +27,16 @@ class Results:
         if path.exists():
             stored = json.loads(path.read_text())
             if stored["settings"] != settings:
-                raise OtherRun(f"{path}: measured with {stored['settings']}, not {settings}; remove it to begin anew")
+                raise OtherRun(f"{path}: measured with {stored['settings']}, not {settings}; remove it to begin again")
             self.entries, self.peers = stored["entries"], stored["peers"]
 
     def has(self, number: int, peer: str) -> bool:
-        """True where a server has been measured in a round."""
-        return any(each["round"] == number and each["peer"] == peer for each in self.entries)
+        """True where a server has been measured in a round, and did not fail."""
+        return any(_of(each, number, peer) and "failed" not in each for each in self.entries)
 
     def add(self, entry: Figures) -> None:
-        """Add what was measured of a server in a round."""
-        self.entries.append(entry)
+        """Add what was measured of a server in a round, in place of an earlier failure."""
+        self.entries = [each for each in self.entries if not _of(each, entry["round"], entry["peer"])] + [entry]
         self.save()
 
     def save(self) -> None:
@@ -56,3 +56,7 @@ class Results:
             if value is not None:
                 found.append(float(value))
         return found
+
+
+def _of(entry: Figures, number: int, peer: str) -> bool:
+    return bool(entry["round"] == number and entry["peer"] == peer)

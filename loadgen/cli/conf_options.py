@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from sluice.loadgen.mlperf.settings import ConfKind, read_settings
 from sluice.loadgen.scenarios.config import ScenarioName
+from sluice.models.command_line import Parser
 
 
-def add_conf_options(parser: argparse.ArgumentParser) -> None:
+def add_conf_options(parser: Parser) -> None:
     """Add the options; `conf_defaults` reads the files."""
-    add = parser.add_argument
+    add = parser.group("mlperf").add_argument
     add(ConfKind.MLPERF, metavar="FILE", help="mlperf.conf: keys of LoadGen as defaults of these options, and seeds")
     add(ConfKind.USER, metavar="FILE", help="user.conf: the same without seeds")
     add(ConfKind.AUDIT, metavar="FILE", help="audit.config: the same without seeds")

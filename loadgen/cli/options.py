@@ -10,7 +10,7 @@ from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.client_tls import ClientTls
-from sluice.models.command_line import quantity
+from sluice.models.command_line import Parser, quantity
 
 MET, USAGE, MISSED, REGRESSION, INVALID, UNREACHABLE = 0, 1, 2, 3, 4, 5
 """Exit statuses: objective met, wrong usage, objective missed or not confirmed, regression, invalid run, target
@@ -21,12 +21,16 @@ EPILOG = (
     "5 target unreachable"
 )
 
+_GROUPS = ("target", "scenario", "traffic", "objective", "samples", "report")
+"""The groups of options, in the order in which their user needs them."""
 
-def add_run_options(parser: argparse.ArgumentParser, *, target: bool = True) -> None:
+
+def add_run_options(parser: Parser, *, target: bool = True) -> None:
     """Add the options of a run that every command with a target takes; without `target`, all but that."""
+    for title in _GROUPS:
+        parser.group(title)
     add_target_options(parser, target=target)
-    add_traffic_options(parser)
-    add = parser.add_argument
+    add = parser.group("scenario").add_argument
     add(
         "--warmup",
         type=quantity("_s"),
@@ -41,6 +45,11 @@ def add_run_options(parser: argparse.ArgumentParser, *, target: bool = True) -> 
         metavar="S",
         help="seconds to wait for late answers (default 10)",
     )
+    add_traffic_options(parser)
+    parser.group("traffic").add_argument(
+        "--seed", type=int, default=0, help="master seed of arrivals, samples and data (default 0)"
+    )
+    add = parser.group("objective").add_argument
     add("--slo-ms", type=quantity("_ms"), metavar="MS", help="latency objective; also sent with every query")
     add(
         "--percentile",
@@ -48,13 +57,14 @@ def add_run_options(parser: argparse.ArgumentParser, *, target: bool = True) -> 
         default=99.0,
         help="%% of the queries that must meet it (default 99, single-stream 90)",
     )
-    add("--seed", type=int, default=0, help="master seed of arrivals, samples and data (default 0)")
+    add = parser.group("samples").add_argument
     add("--samples", default="random", metavar="FILE", help="an .npz file, or random (default)")
     add("--input", type=_pair, action="append", default=[], metavar="NAME=KEY", help="array of a model input")
     add("--labels", default="", metavar="KEY", help="array of the expected classes; reports the accuracy")
     add("--subset", default="", metavar="KEY", help="array of the row numbers to use")
     add("--output", default="", metavar="NAME", help="output to compare with the labels (default: the first)")
     add("--rows", type=int, default=1, metavar="N", help="rows a query carries (default 1)")
+    add = parser.group("report").add_argument
     add("--metrics-url", default="", metavar="URL", help="Prometheus metrics of the server, for the report")
     share = "%% of the queries that ask the server for their times by stage (default 1; 0: none)"
     add("--explain-share", type=float, default=1.0, metavar="P", help=share)

@@ -26,9 +26,10 @@ def add_command(commands: Any) -> None:
     add_scenario_options(parser)
     add_conf_options(parser)
     out = "also write a folder with the result: JSON, queries, series, histogram, Markdown and a page of HTML"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
+    add = parser.group("report").add_argument
+    add("--out", type=Path, metavar="DIR", help=out)
     logs = "also write mlperf_log_summary.txt, …_detail.txt and …_accuracy.json, as MLPerf's LoadGen does"
-    parser.add_argument("--mlperf-logs", type=Path, metavar="DIR", help=logs)
+    add("--mlperf-logs", type=Path, metavar="DIR", help=logs)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from sluice.loadgen.scenarios.config import ScenarioName
-from sluice.models.command_line import quantity
+from sluice.models.command_line import Parser, quantity
 
 _MODES = {"performance": False, "accuracy": True}
 _PERCENTILE, _SINGLE_STREAM_PERCENTILE = 99.0, 90.0
@@ -13,9 +13,9 @@ _WITHOUT_WARMUP = (ScenarioName.SINGLE_STREAM, ScenarioName.MULTI_STREAM, Scenar
 """Scenarios in which MLPerf counts every query, also the first ones; its Server scenario has a warm-up here."""
 
 
-def add_scenario_options(parser: argparse.ArgumentParser) -> None:
+def add_scenario_options(parser: Parser) -> None:
     """Add the options that choose a scenario and its bounds, to a parser that has the others of a run."""
-    add = parser.add_argument
+    add = parser.group("scenario").add_argument
     names = [name.value for name in ScenarioName]
     add("--scenario", choices=names, default=names[0], help=f"shape of the run (default {names[0]})")
     add("--rate", type=float, default=0.0, help="mean arrivals a second; for jobs, of jobs")

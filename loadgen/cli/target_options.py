@@ -5,17 +5,18 @@ import argparse
 from sluice.loadgen.run.processes import MAX_PROCESSES, automatic_count
 from sluice.loadgen.target.address import EXPECTED
 from sluice.loadgen.target.base import MAX_OUTSTANDING
-from sluice.models.command_line import add_connection_options
+from sluice.models.command_line import Parser, add_connection_options
 
 
-def add_target_options(parser: argparse.ArgumentParser, *, target: bool) -> None:
+def add_target_options(parser: Parser, *, target: bool) -> None:
     """Add the options that say where a run's queries go; without `target`, the command names targets in its own way."""
-    add = parser.add_argument
+    group = parser.group("target")
+    add = group.add_argument
     if target:
         add("--target", required=True, help=f"the server: {EXPECTED}")
     else:
         parser.set_defaults(target="")
-    add_connection_options(parser)
+    add_connection_options(group)
     add("--model", default="", help="name of a model or pipeline; without it --mix, or a --trace that names models")
     add("--path", default="", metavar="PATH", help="for a target that does not speak V2: post --bodies to this path")
     bodies = "for --path: a file, or a folder with a file a sample; sent as they are, with the headers of --header"

@@ -25,7 +25,7 @@ from sluice.loadgen.traffic.presets import PRESETS
 from sluice.loadgen.traffic.processes.mmpp import parse_states
 from sluice.loadgen.traffic.processes.profile import parse_profile
 from sluice.loadgen.traffic.traces.formats.found import open_trace
-from sluice.models.command_line import quantity
+from sluice.models.command_line import Parser, quantity
 from sluice.models.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -43,9 +43,9 @@ _DEFAULT_UNIFORM_CV = 0.146493
 """That of ESG's gaps, which differ by a factor of 1.68."""
 
 
-def add_arrival_options(parser: argparse.ArgumentParser) -> None:
+def add_arrival_options(parser: Parser) -> None:
     """Add the options that say when queries arrive."""
-    add = parser.add_argument
+    add = parser.group("traffic").add_argument
     processes = [process.value for process in ArrivalProcess]
     add("--arrivals", choices=processes, help="arrival process (default poisson, or trace with --trace)")
     add("--cv", type=float, help=f"for gamma and uniform: coefficient of variation of the gaps (gamma {DEFAULT_CV:g})")
@@ -73,10 +73,10 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
     add("--trace", metavar="FILE", help="trace to play, at its own rate or stretched to --rate")
 
 
-def add_traffic_options(parser: argparse.ArgumentParser) -> None:
+def add_traffic_options(parser: Parser) -> None:
     """Add the options that say when queries arrive, where they go, and when they are given up."""
     add_arrival_options(parser)
-    add = parser.add_argument
+    add = parser.group("traffic").add_argument
     add("--mix", metavar="FILE", help="YAML file of several models or pipelines, in place of --model")
     add(
         "--cancel",

@@ -26,8 +26,9 @@ class _Tensor(msgspec.Struct):
 class _Metadata(msgspec.Struct):
     inputs: tuple[_Tensor, ...]
     outputs: tuple[_Tensor, ...]
-    platform: str = ""
-    versions: tuple[str, ...] = ()
+    # Null in answers of KServe.
+    platform: str | None = None
+    versions: tuple[str, ...] | None = None
 
 
 class _OutputParameters(msgspec.Struct):
@@ -64,8 +65,8 @@ def decode_metadata(body: bytes) -> TargetModel:
     return TargetModel(
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.inputs),
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.outputs),
-        metadata.platform,
-        metadata.versions,
+        metadata.platform or "",
+        metadata.versions or (),
     )
 
 

@@ -16,9 +16,10 @@ SETTINGS = {"rounds": 5, "quick": False, "slo_ms": 50, "percentile": 95, "machin
 
 def entry(number: int, peer: str, rate: float | None, cpu_us: float = 100.0, p50_ms: float = 1.0) -> dict[str, Any]:
     """The figures of one model of a server in a round."""
-    fixed = [{"rate": 200, "p50_ms": 1.0, "p99_ms": 2.0, "in_time": 1.0, "cpu_us": cpu_us, "client_late": False}] * 2
+    fixed = [{"rate": 200, "p50_ms": 1.0, "p99_ms": 2.0, "in_time": 1.0, "cpu_us": 50.0, "client_late": False}] * 2
     highest = {"rate": rate, "client_limited": False, "probes": 5}
-    measured = {"alone": {"p50_ms": p50_ms, "p99_ms": 2.0}, "fixed": fixed, "highest": highest}
+    crowded = {"rate": 4000.0, "cpu_us": cpu_us}
+    measured = {"crowded": crowded, "alone": {"p50_ms": p50_ms, "p99_ms": 2.0}, "fixed": fixed, "highest": highest}
     return {
         "round": number,
         "peer": peer,
@@ -46,11 +47,11 @@ def test_a_run_goes_on_from_its_file(results: Results, tmp_path: Path) -> None:
     assert not again.has(4, "sluice")
     assert again.values("fastapi", "mlp", "http", "highest", "rate") == [1000, 1100]
     assert again.values("fastapi", "mlp", "grpc", "highest", "rate") == []
-    assert again.values("sluice", "mlp", "http", "fixed", 1, "cpu_us") == [100, 100, 100]
+    assert again.values("sluice", "mlp", "http", "fixed", 1, "cpu_us") == [50, 50, 50]
 
 
 def test_figures_of_other_settings_are_not_mixed_in(results: Results, tmp_path: Path) -> None:
-    with pytest.raises(OtherRun, match=r"peers.json: measured with .*'slo_ms': 50.*; remove it to begin anew"):
+    with pytest.raises(OtherRun, match=r"peers.json: measured with .*'slo_ms': 50.*; remove it to begin again"):
         Results(tmp_path / "peers.json", SETTINGS | {"slo_ms": 20})
 
 
@@ -76,9 +77,17 @@ def test_the_page_has_figures_losses_and_what_is_not_installed(results: Results)
     assert losses == ["- `mlp`, HTTP, p50 of one client: Sluice 0.40; FastAPI 0.20 (intervals apart)"]
 
 
-def test_a_round_that_failed_is_told_with_its_reason(results: Results) -> None:
+def test_a_round_that_failed_is_named_with_its_reason(results: Results) -> None:
     results.add({"round": 4, "peer": "fastapi", "load": 1.0, "failed": "mlp over http: no answer\nlog"})
     assert "Not measured: FastAPI, round 4: mlp over http: no answer" in document(results).splitlines()
+
+
+def test_a_failure_is_tried_again(results: Results) -> None:
+    results.add({"round": 4, "peer": "fastapi", "load": 1.0, "failed": "mlp over http: no answer"})
+    assert not results.has(4, "fastapi")
+    results.add(entry(4, "fastapi", 1200))
+    assert results.has(4, "fastapi")
+    assert [each["round"] for each in results.entries if each["peer"] == "fastapi"] == [1, 2, 3, 4]
 
 
 def test_every_server_has_its_packages_pinned() -> None:

@@ -62,3 +62,8 @@ def test_metadata() -> None:
     assert decode_metadata(body).inputs == (TensorSpec("x", DataType.FP32, (-1, 4)),)
     with pytest.raises(ConfigError, match="--target: unreadable model metadata"):
         decode_metadata(b"<html>")
+
+
+def test_metadata_may_have_null_where_a_server_knows_nothing() -> None:
+    found = decode_metadata(b'{"name":"m","versions":null,"platform":null,"inputs":[],"outputs":[]}')
+    assert (found.platform, found.versions) == ("", ())
