@@ -16,13 +16,15 @@ Milliseconds = npt.NDArray[np.float64]
 class TimeSeries:
     """Columns of shape (windows,): window k holds the queries due in [k, k + 1) seconds, warm-up included.
 
-    `failed` counts queries that were shed, failed, timed out or dropped. The percentiles are of the latency from due,
+    `completed` counts the answers of the window, whenever their queries were due. `failed` counts queries that were
+    shed, failed, timed out or dropped. The percentiles are of the latency from due,
     by MLPerf's rule, and NaN in a window without an answer. `outstanding` is the number of queries that were due but
     had not ended at the end of the window.
     """
 
     offered: Counts
     good: Counts
+    completed: Counts
     failed: Counts
     p50_ms: Milliseconds
     p99_ms: Milliseconds
@@ -33,9 +35,10 @@ class TimeSeries:
 
 
 def time_series(record: Record) -> TimeSeries:
-    """Divide a record into windows of one second, from the start of the run to the window of the last due time."""
+    """Divide a record into windows of one second, from the start of the run to the end of its last query."""
     window = (record.due_ns // NS_PER_S).astype(np.int32)
-    windows = int(window.max()) + 1 if len(record) else 0
+    ended = (record.done_ns // NS_PER_S).astype(np.int32)
+    windows = int(max(window.max(), ended.max())) + 1 if len(record) else 0
     failed = (record.status != Status.OK) & (record.status != Status.CANCELLED)
     ends_ns = np.arange(1, windows + 1) * NS_PER_S
     outstanding = np.searchsorted(np.sort(record.due_ns), ends_ns) - np.searchsorted(np.sort(record.done_ns), ends_ns)
@@ -43,6 +46,7 @@ def time_series(record: Record) -> TimeSeries:
     return TimeSeries(
         offered=np.bincount(window, minlength=windows),
         good=np.bincount(window[record.good], minlength=windows),
+        completed=np.bincount(ended[record.status == Status.OK], minlength=windows),
         failed=np.bincount(window[failed], minlength=windows),
         p50_ms=_percentile(latency_ns, counts, 0.50),
         p99_ms=_percentile(latency_ns, counts, 0.99),

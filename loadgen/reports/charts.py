@@ -106,7 +106,8 @@ class Chart:
                 continue
             if down and steps:
                 parts.append(f"L{px:.1f} {before:.1f}")
-            parts.append(f"{'L' if down else 'M'}{px:.1f} {py:.1f}")
+            # A point without neighbours is a dot.
+            parts.append(f"L{px:.1f} {py:.1f}" if down else f"M{px:.1f} {py:.1f}h0")
             down, before = True, py
         self._shapes.append(f'<path class="curve {style}" d="{"".join(parts)}"/>')
 

@@ -13,6 +13,7 @@ from sluice.loadgen.reports.downsampling import envelope, lateness_points, tail_
 from sluice.loadgen.reports.panels import nothing, panel
 from sluice.loadgen.reports.words import milliseconds
 from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.models.units import NS_PER_MS
 
 Floats = npt.NDArray[np.floating]
@@ -32,7 +33,7 @@ def latency_panels(result: RunResult, points: int) -> Iterator[str]:
 
 
 def pace_panels(result: RunResult, points: int, strip: str) -> Iterator[str]:
-    """The pace of client and target in a run with queries: queries outstanding, and the lateness of the client.
+    """The pace of client and target in a run with queries: queries outstanding, and the client's lateness if it counts.
 
     `strip` is the size of the second.
     """
@@ -42,7 +43,8 @@ def pace_panels(result: RunResult, points: int, strip: str) -> Iterator[str]:
     chart = Chart(_seconds(float(len(series))), y, "Queries outstanding at the end of each second", height="low")
     _spread(chart, (np.arange(len(high)) + 1) * float(size), low, high, "good")
     yield panel("Outstanding queries", chart.html(), size="half")
-    yield _lateness(result, points // 2, strip)
+    if SCENARIOS[result.config.scenario].is_paced:
+        yield _lateness(result, points // 2, strip)
 
 
 def _tail(result: RunResult, points: int) -> str:
@@ -73,8 +75,10 @@ def _tail(result: RunResult, points: int) -> str:
 
 def _rates(result: RunResult, points: int, x: Axis) -> str:
     series = result.figures.series
-    size, offered_low, offered = envelope(series.offered.astype(np.float64), points)
-    _, good_low, good = envelope(series.good.astype(np.float64), points)
+    # Where all queries were due at once, only the answers have a rate.
+    at_once = len(series) > 1 and series.offered[1:].sum() == 0
+    size, offered_low, offered = envelope((series.completed if at_once else series.offered).astype(np.float64), points)
+    _, good_low, good = envelope((series.completed if at_once else series.good).astype(np.float64), points)
     _, failed_low, failed = envelope(series.failed.astype(np.float64), points)
     # Each group of seconds is drawn over its whole length.
     edges = np.minimum(np.arange(len(offered) + 1) * float(size), x.high)
@@ -83,7 +87,7 @@ def _rates(result: RunResult, points: int, x: Axis) -> str:
     chart.band(steps, np.zeros(len(steps)), np.repeat(good_low, 2), "good-area")
     _spread(chart, steps, np.repeat(offered_low, 2), np.repeat(offered, 2), "muted thin")
     _spread(chart, steps, np.repeat(good_low, 2), np.repeat(good, 2), "good thin")
-    keys = [("muted", "offered"), ("good", "good")]
+    keys = [("good", "answered")] if at_once else [("muted", "offered"), ("good", "good")]
     if failed.max() > 0:
         _spread(chart, steps, np.repeat(failed_low, 2), np.repeat(failed, 2), "failed")
         keys.append(("failed", "failed"))
@@ -161,7 +165,7 @@ def _lateness(result: RunResult, points: int, size: str) -> str:
     if not known.any():
         return panel("Lateness of the client", nothing("No query left the client."), size=size)
     ends_s, largest = lateness_points(record.due_ns[known], late_ns[known], points)
-    x = _seconds(float(ends_s[-1]))
+    x = _seconds(float(len(result.figures.series)))
     lowest = 0.01
     y = log_axis(lowest, max(float(np.nanmax(largest)), 1.0))
     chart = Chart(x, y, "Largest lateness of the client", "ms", "low")

@@ -7,6 +7,7 @@ from sluice.loadgen.records.figures import Cost, CostSource, GroupBy, Intervals
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.reports.words import NO_INTERVALS, count, milliseconds, rate, share
 from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.base import Figure
 
 _COST_SOURCES = {
     CostSource.PRICE: "by the price of an hour",
@@ -52,6 +53,7 @@ def _queries(result: RunResult) -> ReportTable:
         ("Completed", rate(metrics.completed_per_s)),
         ("Good", rate(metrics.goodput_per_s)),
     ]
+    rows += [(f"Score: {figure.name}", _figure(figure)) for figure in result.score.figures]
     if result.figures.intervals is not None:
         rows += _interval_rows(result.figures.intervals)
     if result.figures.cost is not None:
@@ -60,8 +62,20 @@ def _queries(result: RunResult) -> ReportTable:
         rows.append((f"Accuracy of {count(result.answered_rows)} answered rows", f"{result.accuracy:.4f}"))
     if result.client_cpu_us_per_query is not None:
         rows.append(("CPU of the client a query", f"{result.client_cpu_us_per_query:.1f} µs"))
+    if result.client_cpu_share is not None:
+        rows.append(("CPU of the client", f"{result.client_cpu_share * 100:.0f} % of a core"))
+    if result.baseline_lateness_ms is not None:
+        rows.append(("Lateness of the client without load (p99)", milliseconds(result.baseline_lateness_ms)))
     note = "" if result.figures.intervals is not None else f"Confidence intervals: {NO_INTERVALS}."
     return ReportTable("Queries", ("", ""), rows, note)
+
+
+def _figure(figure: Figure) -> str:
+    if figure.value is None:
+        return "-"
+    if figure.unit == "/s":
+        return rate(figure.value)
+    return milliseconds(figure.value) if figure.unit == "ms" else f"{figure.value:.4g} {figure.unit}".rstrip()
 
 
 def losses(metrics: QueryStatistics) -> tuple[tuple[str, int], ...]:

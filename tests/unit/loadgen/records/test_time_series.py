@@ -18,12 +18,13 @@ def test_windows_hold_the_queries_that_were_due_in_them() -> None:
     record.done_ns[:] = due_ns + np.array(latency_ms) * MS
     record.status[:] = status
     series = time_series(record)
-    assert len(series) == 3
-    assert series.offered.tolist() == [4, 0, 3]
-    assert series.good.tolist() == [2, 0, 1]
-    assert series.failed.tolist() == [1, 0, 1]
+    assert len(series) == 4
+    assert series.offered.tolist() == [4, 0, 3, 0]
+    assert series.good.tolist() == [2, 0, 1, 0]
+    assert series.completed.tolist() == [1, 1, 2, 0]
+    assert series.failed.tolist() == [1, 0, 1, 0]
     # After 1 s, the queries due at 100 and 999 ms have not ended; after 2 s the first of them; after 3 s the last one.
-    assert series.outstanding.tolist() == [2, 1, 1]
+    assert series.outstanding.tolist() == [2, 1, 1, 0]
     assert series.p50_ms[[0, 2]].tolist() == [5, 10]
     assert series.p99_ms[[0, 2]].tolist() == [2000, 10]
     assert math.isnan(series.p50_ms[1])

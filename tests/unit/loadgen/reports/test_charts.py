@@ -48,7 +48,7 @@ def test_lines_stop_where_a_value_is_unknown() -> None:
     one.band([0, 5, 6, 10], [0, 0, 0, 0], [10, 20, np.nan, 40], "soft")
     paths = re.findall(r'class="(?:curve|area) \w+" d="([^"]*)"', one.html())
     assert paths == [
-        "M0.0 1000.0L500.0 500.0M1000.0 0.0",
+        "M0.0 1000.0h0L500.0 500.0M1000.0 0.0h0",
         "M0.0 900.0L500.0 800.0L500.0 1000.0L0.0 1000.0ZM1000.0 600.0L1000.0 1000.0Z",
     ]
 
@@ -56,7 +56,7 @@ def test_lines_stop_where_a_value_is_unknown() -> None:
 def test_steps_go_right_before_they_rise() -> None:
     one = chart()
     one.line([0, 5], [0, 100], "good", steps=True)
-    assert 'd="M0.0 1000.0L500.0 1000.0L500.0 0.0"' in one.html()
+    assert 'd="M0.0 1000.0h0L500.0 1000.0L500.0 0.0"' in one.html()
 
 
 def test_texts_are_escaped() -> None:

@@ -87,9 +87,9 @@ def test_a_folder_has_every_file_and_no_key_of_a_header(tmp_path: Path) -> None:
     assert json.loads(files["result.json"])["schema_version"] == 1
     lines = list(csv.reader(files["timeseries.csv"].decode().splitlines()))
     assert lines == [
-        ["second", "offered", "good", "failed", "p50_ms", "p99_ms", "outstanding"],
-        ["0", "1000", "998", "2", "8.0", "8.0", "8"],
-        ["1", "500", "500", "0", "8.0", "8.0", "0"],
+        ["second", "offered", "good", "completed", "failed", "p50_ms", "p99_ms", "outstanding"],
+        ["0", "1000", "998", "990", "2", "8.0", "8.0", "8"],
+        ["1", "500", "500", "508", "0", "8.0", "8.0", "0"],
     ]
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["out"]
 
