@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from sluice.loadgen.records.early_stopping import confirmed, queries_for_share, queries_needed
+from sluice.loadgen.records.figures import GroupBy, GroupStatistics
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import Distribution
 from sluice.loadgen.records.validity import seconds_for
@@ -48,6 +49,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     if SCENARIOS[config.scenario].is_paced:
         distributions.append(_distribution("client lag", metrics.lateness_ms))
     yield from (f"  {line}" for line in table_lines([_QUANTILES, *distributions], left=1))
+    yield from (_stream_line(group) for group in result.figures.groups if group.by is GroupBy.STREAM)
     if len(result.record):
         yield _interval_line(result)
     yield from _client_lines(result)
@@ -122,6 +124,14 @@ def _objective_line(result: RunResult) -> str:
         return f"{text}, confirmed by early stopping"
     needed = queries_needed(score.misses, percentile)
     return f"{text}, not confirmed (needs {needed} queries) by early stopping"
+
+
+def _stream_line(group: GroupStatistics) -> str:
+    metrics = group.metrics
+    latency = metrics.latency_ms
+    text = "no answers" if latency is None else f"p50 {latency.p50:.3f} ms, p99 {latency.p99:.3f} ms"
+    share = f"{metrics.attainment * 100:.3f} %"
+    return f"  stream     {group.name}: {metrics.queries} queries, {metrics.goodput_per_s:.1f}/s good ({share}); {text}"
 
 
 def _distribution(title: str, d: Distribution | None) -> tuple[str, ...]:

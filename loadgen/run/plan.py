@@ -14,7 +14,7 @@ from sluice.loadgen.run.memory import check_memory
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.scenarios.table import scenario_of
 from sluice.loadgen.target.base import TargetRequest
-from sluice.loadgen.traffic.arrivals import ArrivalProcess
+from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
 from sluice.loadgen.traffic.draws import Numbers
 from sluice.loadgen.traffic.pacing import Pacing
 from sluice.loadgen.traffic.schedule import Schedule
@@ -67,8 +67,12 @@ def _drawn(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable,
     """The schedule of the scenario, with the streams, objectives and cancellations that the seed draws."""
     if config.each_once and len(samples) > 1:
         raise ConfigError(f"--each-once: requires one model, got a mix of {len(samples)} streams")
-    schedule = scenario_of(config).schedule(config, len(samples[0]))
     arrivals = config.arrivals
+    if not config.rate and arrivals != Arrivals() and arrivals.process is not ArrivalProcess.MLPERF:
+        raise ConfigError(
+            f"--arrivals {arrivals.process}: requires --rate, and a scenario that takes one; got {config.scenario}"
+        )
+    schedule = scenario_of(config).schedule(config, len(samples[0]))
     return assign(
         schedule,
         config.streams,

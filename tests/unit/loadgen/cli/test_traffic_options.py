@@ -32,6 +32,11 @@ def test_a_mix_is_played(shared: list[str], tmp_path: Path, capsys: pytest.Captu
     assert report["slo_met"] is False
     output = capsys.readouterr().out
     assert f"mix {mix}" in output
+    assert "  objective  its own objective for 99 %" in output
+    streams = [line.split(",")[0] for line in output.splitlines() if line.startswith("  stream ")]
+    counts = [int(line.split(": ")[1].removesuffix(" queries")) for line in streams]
+    assert [line.split()[1] for line in streams] == ["small:", "careful:"]
+    assert counts == pytest.approx([300, 100], abs=4 * 9)
     stages = {(each["pipeline"], each["stage"]) for each in report["server"]["stages"]}  # type: ignore[index]
     assert stages == {("small:1", "small"), ("cascade:1", "small"), ("cascade:1", "large")}
 
@@ -129,6 +134,10 @@ RUN = ["--rate", "1", "--queries", "5"]
         (["--mix", "x", "--slo-ms", "5", *RUN], "--slo-ms: a mix has its own"),
         (["--mix", "missing.yaml", *RUN], "--mix: missing.yaml: cannot be read: No such file"),
         (["--model", "small", "--queries", "5"], "--rate: expected a number above 0"),
+        (
+            ["--model", "small", "--scenario", "single-stream", "--arrivals", "gamma"],
+            "--arrivals gamma: requires --rate",
+        ),
         (["--model", "small", "--cv", "2", *RUN], "--cv: requires --arrivals gamma or uniform, got --arrivals poisson"),
         (["--model", "small", "--preset", "heavy", "--cv", "2", *RUN], "--preset: stands alone; expected no --cv"),
         (
