@@ -62,7 +62,8 @@ class _System:
         samples = load_samples(config.samples, metadata, config.rows, config.seed)
         self._output = config.output or metadata.outputs[0].name
         self.samples = len(samples)
-        requests = {k: TargetRequest(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
+        # The target is not given the objective: it might refuse what it cannot answer in time.
+        requests = {k: TargetRequest(config.model, samples.tensors(k)) for k in range(self.samples)}
         await self._target.prepare(requests, self, self._keeps_answers)
         self._watching = self._loop.create_task(self._watch())
         self._beating = self._loop.create_task(beat())
