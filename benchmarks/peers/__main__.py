@@ -86,6 +86,7 @@ def _settings(rounds: int, quick: bool) -> Figures:
         "quick": quick,
         "slo_ms": workload.SLO_MS,
         "percentile": client.PERCENTILE,
+        "drain_s": client.DRAIN_S,
         "machine": f"{os.cpu_count()} cores, {_processor()}, Linux {platform.release()}",
     }
 

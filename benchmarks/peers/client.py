@@ -19,6 +19,8 @@ from sluice.loadgen.cli.main import main
 
 CORE = 1
 CONNECTIONS = 1024
+DRAIN_S = 2
+"""Answers that come later are none: a server that has fallen behind would take the time of the others."""
 CROWD = 32
 """Clients of the closed loop that keeps a server busy."""
 LIMIT_S = 180.0
@@ -117,6 +119,7 @@ class Client:
         target = ["--target", f"{protocol}://127.0.0.1:{server.port(protocol)}", "--model", model.name]
         objective = ["--slo-ms", str(SLO_MS), "--percentile", str(PERCENTILE), "--seed", str(seed)]
         self._options = [*target, *samples, *objective, "--connections", str(CONNECTIONS)]
+        self._options += ["--drain-timeout", str(DRAIN_S)]
 
     def alone(self, seconds: float) -> dict[str, float | None]:
         """Latency of one client that waits for each answer."""

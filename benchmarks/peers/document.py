@@ -87,7 +87,7 @@ def _lines(results: Results) -> Iterator[str]:
     yield ""
     yield (
         f"Requests a second, of which {PERCENTILE} % are answered within {SLO_MS} ms from when they were due "
-        "(`loadgen find-max`). A dash stands where no rate was confirmed."
+        "(`loadgen find-max`). A dash stands where no rate was confirmed." + _limited(results)
     )
     for protocol in PROTOCOLS:
         yield from _by_model(results, protocol, (HIGHEST,))
@@ -121,11 +121,17 @@ def _lines(results: Results) -> Iterator[str]:
 
 
 def _method(results: Results) -> Iterator[str]:
-    rounds = sorted({entry["round"] for entry in results.entries})
+    rounds = {entry["round"] for entry in results.entries if "failed" not in entry}
     loads = [entry["load"] for entry in results.entries]
     settings = results.settings
     wanted = settings["rounds"]
-    count = f"{len(rounds)} rounds" if len(rounds) >= wanted else f"{len(rounds)} of the {wanted} intended rounds"
+    count = (
+        f"There were {wanted} rounds."
+        if len(rounds) >= wanted
+        else f"So far {len(rounds)} of {wanted} rounds has figures; the same command goes on from there."
+        if len(rounds) == 1
+        else f"So far {len(rounds)} of {wanted} rounds have figures; the same command goes on from there."
+    )
     machine = f"The machine: {settings['machine']}."
     if loads:
         machine += f" Its load average was {min(loads):.1f} to {max(loads):.1f}, the run's own load included."
@@ -135,7 +141,7 @@ def _method(results: Results) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"There were {count}. In each, the servers were started in turns, asked until the answers of all models were "
+        f"{count} In each, the servers were started in turns, asked until the answers of all models were "
         "right (within 0.0001 of those of ONNX Runtime alone), measured and ended. Figures are medians of the rounds; "
         "brackets have the 95 % interval of a bootstrap over rounds. "
         + ("This was a quick run, which shows little more than that all works." if settings["quick"] else "")
@@ -160,6 +166,22 @@ def _method(results: Results) -> Iterator[str]:
     for model in MODELS:
         yield f"| `{model.name}` | {model.about} | {model.rates[0]}/s, {model.rates[1]}/s |"
     yield ""
+
+
+def _limited(results: Results) -> str:
+    """A sentence on the searches that the client ended, if there are any."""
+    limited = [
+        measured["highest"]["client_limited"]
+        for entry in results.entries
+        for protocols in entry.get("models", {}).values()
+        for measured in protocols.values()
+    ]
+    if not any(limited):
+        return ""
+    return (
+        f" {sum(limited)} of {len(limited)} searches ended as the client was late, which says nothing about the "
+        "server: they have to be made again on a machine without other work."
+    )
 
 
 def _servers(results: Results) -> Iterator[str]:
@@ -246,14 +268,14 @@ def _fixed(results: Results, protocol: str) -> Iterator[str]:
 def _whole_servers(results: Results) -> Iterator[str]:
     yield "Memory (PSS) of all processes with all five models, and seconds from the start to the last right answer:"
     yield ""
-    yield "| | memory, MB | start, s |"
-    yield "|---|---|---|"
+    yield "| | memory, MB | start, s | rounds |"
+    yield "|---|---|---|---|"
     for peer in PEERS:
         entries = [entry for entry in results.entries if entry["peer"] == peer.key and "models" in entry]
         memory, start = (median_of([entry[key] for entry in entries]) for key in ("memory_mb", "start_s"))
         if memory is not None and start is not None:
             apart = " (a server a model, summed)" if peer.per_model else ""
-            yield f"| {peer.name}{apart} | {memory.value:.0f} | {start.value:.1f} |"
+            yield f"| {peer.name}{apart} | {memory.value:.0f} | {start.value:.1f} | {len(entries)} |"
     yield ""
 
 

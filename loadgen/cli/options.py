@@ -8,7 +8,7 @@ from sluice.loadgen.cli.target_options import add_target_options
 from sluice.loadgen.cli.traffic_options import add_traffic_options, with_traffic
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunResult
-from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.config import PERCENTILE, WARMUP_S, RunConfig
 from sluice.models.client_tls import ClientTls
 from sluice.models.command_line import Parser, quantity
 
@@ -34,7 +34,7 @@ def add_run_options(parser: Parser, *, target: bool = True) -> None:
     add(
         "--warmup",
         type=quantity("_s"),
-        default=1.0,
+        default=WARMUP_S,
         metavar="S",
         help="seconds at the start to leave out (default 1; for streams and offline 0)",
     )
@@ -54,7 +54,7 @@ def add_run_options(parser: Parser, *, target: bool = True) -> None:
     add(
         "--percentile",
         type=float,
-        default=99.0,
+        default=PERCENTILE,
         help="%% of the queries that must meet it (default 99, single-stream 90)",
     )
     add = parser.group("samples").add_argument

@@ -3,12 +3,11 @@
 import argparse
 from typing import Any
 
-from sluice.loadgen.scenarios.config import ScenarioName
+from sluice.loadgen.scenarios.config import PERCENTILE, WARMUP_S, ScenarioName
 from sluice.models.command_line import Parser, quantity
 
 _MODES = {"performance": False, "accuracy": True}
-_PERCENTILE, _SINGLE_STREAM_PERCENTILE = 99.0, 90.0
-_WARMUP_S = 1.0
+_SINGLE_STREAM_PERCENTILE = 90.0
 _WITHOUT_WARMUP = (ScenarioName.SINGLE_STREAM, ScenarioName.MULTI_STREAM, ScenarioName.OFFLINE)
 """Scenarios in which MLPerf counts every query, also the first ones; its Server scenario has a warm-up here."""
 
@@ -42,8 +41,8 @@ def add_scenario_options(parser: Parser) -> None:
 def scenario_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings of a run that the scenario options, and the scenario's defaults for other options, give."""
     scenario = ScenarioName(options.scenario)
-    percentile = _SINGLE_STREAM_PERCENTILE if scenario is ScenarioName.SINGLE_STREAM else _PERCENTILE
-    warmup_s = 0.0 if scenario in _WITHOUT_WARMUP else _WARMUP_S
+    percentile = _SINGLE_STREAM_PERCENTILE if scenario is ScenarioName.SINGLE_STREAM else PERCENTILE
+    warmup_s = 0.0 if scenario in _WITHOUT_WARMUP else WARMUP_S
     return {
         "scenario": scenario,
         "concurrency": options.concurrency,

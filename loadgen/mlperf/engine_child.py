@@ -62,7 +62,8 @@ class _System:
         samples = load_samples(config.samples, metadata, config.rows, config.seed)
         self._output = config.output or metadata.outputs[0].name
         self.samples = len(samples)
-        requests = {k: TargetRequest(config.model, samples.tensors(k), config.slo_ms) for k in range(self.samples)}
+        # The target is not given the objective: it might refuse what it cannot answer in time.
+        requests = {k: TargetRequest(config.model, samples.tensors(k)) for k in range(self.samples)}
         await self._target.prepare(requests, self, self._keeps_answers)
         self._watching = self._loop.create_task(self._watch())
         self._beating = self._loop.create_task(beat())
@@ -133,9 +134,9 @@ def _settings(task: EngineTask) -> Any:
     settings.scenario = getattr(mlperf_loadgen.TestScenario, NAMES[config.scenario])
     modes = mlperf_loadgen.TestMode
     settings.mode = modes.AccuracyOnly if config.each_once else modes.PerformanceOnly
-    settings.qsl_rng_seed = rules.seeds.qsl
-    settings.sample_index_rng_seed = rules.seeds.sample_index
-    settings.schedule_rng_seed = rules.seeds.schedule
+    settings.qsl_rng_seed = config.mlperf_seeds.qsl
+    settings.sample_index_rng_seed = config.mlperf_seeds.sample_index
+    settings.schedule_rng_seed = config.mlperf_seeds.schedule
     settings.performance_sample_count_override = rules.set_size
     settings.accuracy_sample_count_override = rules.accuracy_samples
     if task.sampled is not None:

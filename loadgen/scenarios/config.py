@@ -10,8 +10,11 @@ from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
-from sluice.loadgen.traffic.mlperf_schedule import MlperfRules
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds
 from sluice.models.client_tls import NO_TLS, ClientTls
+
+PERCENTILE = 99.0
+WARMUP_S = 1.0
 
 
 class ScenarioName(enum.StrEnum):
@@ -60,14 +63,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     samples_per_query: int | None = None
     slo_ms: float | None = None
-    percentile: float = 99.0
+    percentile: float = PERCENTILE
     seed: int = 0
     service_seed: int | None = None
     samples: SampleSource = SampleSource()
     output: str = ""
     rows: int = 1
     each_once: bool = False
-    warmup_s: float = 1.0
+    warmup_s: float = WARMUP_S
     drain_timeout_s: float = 10.0
     connections: int = 256
     max_outstanding: int = MAX_OUTSTANDING
@@ -94,6 +97,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def random_times_seed(self) -> int:
         """The seed of a simulation's random times."""
         return self.seed if self.service_seed is None else self.service_seed
+
+    @property
+    def mlperf_seeds(self) -> MlperfSeeds:
+        """The seeds of LoadGen's queries: `seed` is added to each, so that fresh seeds make fresh queries."""
+        return self.mlperf.seeds.shifted(self.seed)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
