@@ -10,7 +10,7 @@ from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
-from sluice.loadgen.traffic.mlperf_schedule import MlperfRules
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds
 from sluice.models.client_tls import NO_TLS, ClientTls
 
 PERCENTILE = 99.0
@@ -97,6 +97,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     def random_times_seed(self) -> int:
         """The seed of a simulation's random times."""
         return self.seed if self.service_seed is None else self.service_seed
+
+    @property
+    def mlperf_seeds(self) -> MlperfSeeds:
+        """The seeds of LoadGen's queries: `seed` is added to each, so that fresh seeds make fresh queries."""
+        return self.mlperf.seeds.shifted(self.seed)
 
     @property
     def streams(self) -> tuple[Stream, ...]:

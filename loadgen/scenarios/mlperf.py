@@ -81,7 +81,7 @@ def _rules(config: RunConfig, group: int) -> MlperfRules:
         raise ConfigError("--arrivals mlperf: requires --scenario server, offline, single-stream or multi-stream")
     rules = config.mlperf
     least = rules.min_queries if config.min_queries is None else config.min_queries
-    return msgspec.structs.replace(rules, min_queries=least, samples_per_query=group)
+    return msgspec.structs.replace(rules, seeds=config.mlperf_seeds, min_queries=least, samples_per_query=group)
 
 
 def _loaded(rules: MlperfRules, samples: int) -> Integers:

@@ -36,15 +36,17 @@ class TraceFormat(enum.StrEnum):
     TIMES = "times"
 
 
-_READERS: dict[TraceFormat, Callable[[str, ImportOptions], Trace]] = {
-    TraceFormat.TRACE: lambda path, options: read_trace_file(path),
+_READERS: dict[TraceFormat, Callable[[str], Trace]] = {
+    TraceFormat.TRACE: read_trace_file,
     TraceFormat.AZURE_LLM: azure_llm.read_azure_llm,
-    TraceFormat.AZURE_FUNCTIONS_2019: azure_functions_2019.read_azure_functions_2019,
     TraceFormat.AZURE_FUNCTIONS_2021: azure_functions_2021.read_azure_functions_2021,
     TraceFormat.MOONCAKE: mooncake.read_mooncake,
     TraceFormat.BURSTGPT: burstgpt.read_burstgpt,
-    TraceFormat.PER_SECOND_COUNTS: read_per_second_counts,
     TraceFormat.TIMES: read_times,
+}
+_READERS_OF_COUNTS: dict[TraceFormat, Callable[[str, ImportOptions], Trace]] = {
+    TraceFormat.AZURE_FUNCTIONS_2019: azure_functions_2019.read_azure_functions_2019,
+    TraceFormat.PER_SECOND_COUNTS: read_per_second_counts,
 }
 _HEADINGS = {
     TraceFormat.TRACE: COLUMNS[:1],
@@ -68,9 +70,11 @@ def format_of(path: str) -> TraceFormat:
 
 def import_trace(path: str, trace_format: TraceFormat, options: ImportOptions) -> Trace:
     """Read a trace of a format; raises `ConfigError` with the file, the line and what was expected."""
-    trace = _READERS[trace_format](path, options)
-    if options.keep == 1 or trace_format in (TraceFormat.AZURE_FUNCTIONS_2019, TraceFormat.PER_SECOND_COUNTS):
-        return trace  # of counts, only the share to keep has become arrivals
+    if (read_counts := _READERS_OF_COUNTS.get(trace_format)) is not None:
+        return read_counts(path, options)  # only the arrivals that are kept are made
+    trace = _READERS[trace_format](path)
+    if options.keep == 1:
+        return trace
     kept = np.flatnonzero(options.generator().random(len(trace)) < options.keep)
     return trace.take(kept, trace.t_s[kept])
 
