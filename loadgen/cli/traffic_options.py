@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sluice.loadgen.mixes.mix import Mix, Stream, mix_of_trace
+from sluice.loadgen.mixes.mix import Mix, MixStream, mix_of_trace
 from sluice.loadgen.mixes.mix_file import read_mix
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.scenarios.config import RunConfig
@@ -209,7 +209,7 @@ def _mix(config: RunConfig, options: argparse.Namespace, chosen: Arrivals) -> Mi
         return None
     if chosen.process is not ArrivalProcess.TRACE:
         raise ConfigError("--model: missing; expected --model, --mix, or a --trace that names models")
-    stream = Stream(name="", model="", slo_ms=config.slo_ms, samples=config.samples, rows=config.rows)
+    stream = MixStream(name="", model="", slo_ms=config.slo_ms, samples=config.samples, rows=config.rows)
     return mix_of_trace(open_trace(chosen.trace), chosen.trace, stream)
 
 

@@ -4,7 +4,7 @@ import enum
 
 import msgspec
 
-from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.mixes.mix import Mix, MixStream
 from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
@@ -104,9 +104,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.mlperf.seeds.shifted(self.seed)
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
+    def streams(self) -> tuple[MixStream, ...]:
         """The streams of the mix; without one, the one stream of all queries."""
         if self.mix is not None:
             return self.mix.streams
-        own = Stream(name=self.model, model=self.model, slo_ms=self.slo_ms, samples=self.samples, rows=self.rows)
+        own = MixStream(name=self.model, model=self.model, slo_ms=self.slo_ms, samples=self.samples, rows=self.rows)
         return (own,)

@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.mixes.mix import Mix, MixStream
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.results.folder import read_result, write_result
@@ -336,8 +336,8 @@ def test_the_streams_of_a_mix_reach_sluice_with_their_own_rows_and_labels(
     labelled = SampleSource(str(tmp_path / "s.npz"), labels="y")
     mix = Mix(
         (
-            Stream(name="single", model="m", share=2, slo_ms=60_000),
-            Stream(name="four", model="m", slo_ms=0.001, samples=labelled, rows=4, priority=1),
+            MixStream(name="single", model="m", share=2, slo_ms=60_000),
+            MixStream(name="four", model="m", slo_ms=0.001, samples=labelled, rows=4, priority=1),
         ),
         "mix.yaml",
     )

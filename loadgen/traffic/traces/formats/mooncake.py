@@ -3,7 +3,7 @@
 import msgspec
 
 from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 
 HEADING = ("timestamp_ms", "input_length", "output_length")
 _MS_PER_S = 1e3
@@ -14,7 +14,7 @@ class _Request(msgspec.Struct):
     input_length: int
 
 
-def read_mooncake(path: str) -> Trace:
+def read_mooncake(path: str) -> ArrivalTrace:
     """Read timestamp (milliseconds) and input_length (the size).
 
     Many timestamps of the public traces lie on a grid of 3 s, so they say little about bursts.

@@ -73,6 +73,14 @@ def test_the_seeds_and_the_loaded_set_of_loadgens_queries_are_logged(tmp_path: P
     assert values["loaded_qsl_set"] == performance_set(64, rules).tolist()
 
 
+def test_the_loaded_set_of_a_multi_stream_run_ends_with_a_copy_of_its_beginning(tmp_path: Path) -> None:
+    arguments = ["--target", write_simulation(tmp_path), "--arrivals", "mlperf", "--scenario", "multi-stream"]
+    main([*RUN, *arguments, "--queries", "10", "--mlperf-logs", str(tmp_path / "logs")])
+    loaded = PublishedLog(tmp_path / "logs" / DETAIL).values["loaded_qsl_set"]
+    assert len(loaded) == 64 + 7
+    assert loaded[64:] == loaded[:7]
+
+
 def test_accuracy_mode_logs_the_bytes_of_every_answer(tmp_path: Path) -> None:
     with server() as target:
         arguments = ["--target", target, "--model", "m", "--scenario", "offline", "--mode", "accuracy"]
