@@ -85,7 +85,8 @@ def run_as_logged(result: RunResult) -> LoggedRun:
 def _loaded(result: RunResult) -> list[int]:
     if not is_mlperf(result.config):
         return list(range(result.sample_count))
-    return [int(sample) for sample in performance_set(result.sample_count, result.config.mlperf)]
+    rules = msgspec.structs.replace(result.config.mlperf, seeds=result.config.mlperf_seeds)
+    return [int(sample) for sample in performance_set(result.sample_count, rules)]
 
 
 def _settings(result: RunResult, samples: int, group: int) -> LoggedSettings:

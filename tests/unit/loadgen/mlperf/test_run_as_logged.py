@@ -60,7 +60,7 @@ def test_a_scenario_that_mlperf_does_not_have_is_not_run_for_its_logs(
 
 def test_the_seeds_and_the_loaded_set_of_loadgens_queries_are_logged(tmp_path: Path) -> None:
     arguments = ["--target", write_simulation(tmp_path), "--arrivals", "mlperf", "--rate", "20", "--duration", "30"]
-    main([*RUN, *arguments, "--slo-ms", "100", "--mlperf-logs", str(tmp_path / "logs")])
+    main([*RUN, *arguments, "--seed", "0", "--slo-ms", "100", "--mlperf-logs", str(tmp_path / "logs")])
     values = PublishedLog(tmp_path / "logs" / DETAIL).values
     assert values["effective_qsl_rng_seed"] == 2085463073848966840
     assert values["effective_schedule_rng_seed"] == 16159082839903944936
