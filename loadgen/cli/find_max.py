@@ -21,6 +21,7 @@ from sluice.loadgen.run.find_max import (
 )
 from sluice.loadgen.run.runner import run
 from sluice.models.command_line import quantity
+from sluice.models.errors import ConfigError
 
 
 def add_command(commands: Any) -> None:
@@ -28,7 +29,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("find-max", help="find the highest rate that meets the objective", epilog=EPILOG)
     # A fixed number of queries ends sooner than the objective at a high rate, and then proves nothing.
     parser.set_defaults(run=_find_max, queries=None, each_once=False)
-    add = parser.add_argument
+    add = parser.group("search").add_argument
     add("--start", type=float, default=100.0, help="rate of the first probe (default %(default)s)")
     add("--precision", type=float, default=2.0, help="width of the last bracket in %% (default 2)")
     add("--max-rate", type=float, default=RATE_LIMIT, help="highest rate to try (default %(default)g)")
@@ -69,6 +70,8 @@ class _CommandLineSearch:
         self._settings.check()
         options.duration = self._settings.duration_s
         self._config = run_config(options, options.start)
+        if self._config.schedule_file:
+            raise ConfigError("--schedule: has queries at one rate; expected --arrivals, at any rate that is tried")
         resume = options.resume
         self._stored = None if resume is None else StoredProbes(Path(resume), self._settings, self._config)
         self._made: list[Probe] = []

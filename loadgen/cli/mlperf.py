@@ -23,9 +23,11 @@ def add_command(commands: Any) -> None:
     add_run_options(parser)
     add_scenario_options(parser)
     add_conf_options(parser)
-    add = parser.add_argument
-    add("--out", required=True, metavar="DIR", help="folder for LoadGen's log files; new or empty")
-    add("--expected-rate", type=float, default=1.0, help="for offline: samples a second to plan for (default 1)")
+    out = "folder for LoadGen's log files; new or empty"
+    parser.group("report").add_argument("--out", required=True, metavar="DIR", help=out)
+    add = parser.group("mlperf").add_argument
+    rate = "for offline: samples a second to plan for (default 1)"
+    add("--expected-rate", type=float, default=1.0, metavar="RATE", help=rate)
     add(
         "--expected-latency-ms",
         type=float,
@@ -37,7 +39,11 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))
+    if options.json is not None:
+        raise ConfigError("--json: LoadGen reports in its log files; expected --out only")
+    # Nobody would read the times that the server tells.
+    settings = scenario_settings(options) | {"explain_share": 0.0}
+    config = msgspec.structs.replace(run_config(options, options.rate), **settings)
     folder = Path(options.out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--out {folder}: expected a folder that is new or empty")

@@ -15,6 +15,7 @@ from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.run.runner import run
 from sluice.loadgen.run.sweep import MAX_RUNS, SweepGrid, SweepPoint, sweep
 from sluice.models.command_line import quantity
+from sluice.models.errors import ConfigError
 
 _SEEDS = 3
 _DURATION_S, _QUICK_DURATION_S = 10.0, 5.0
@@ -28,7 +29,7 @@ def add_command(commands: Any) -> None:
         epilog="exit codes: 0 every run is valid, whatever its verdict; " + EPILOG.partition("objective met, ")[2],
     )
     parser.set_defaults(run=_sweep, queries=None, each_once=False)
-    add = parser.add_argument
+    add = parser.group("grid").add_argument
     several = "numbers with commas, or FIRST:LAST:STEP"
     add("--rates", type=_numbers, default=(), metavar="R,R", help=f"mean arrivals a second: {several}")
     add("--concurrencies", type=_whole_numbers, default=(), metavar="N,N", help=f"queries open at a time: {several}")
@@ -38,8 +39,8 @@ def add_command(commands: Any) -> None:
     add("--duration", type=quantity("_s"), metavar="S", help=f"seconds of every run (default {_DURATION_S:g})")
     quick = f"one seed, {_QUICK_DURATION_S:g} s, and a run ends once its verdict is known"
     add("--quick", action="store_true", help=quick)
-    add("--csv", metavar="FILE", help="also write the data of the curves as CSV")
     add_run_options(parser)
+    parser.group("report").add_argument("--csv", metavar="FILE", help="also write the data of the curves as CSV")
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -48,6 +49,8 @@ def _sweep(options: argparse.Namespace) -> int:
     options.duration = options.duration or (_QUICK_DURATION_S if quick else _DURATION_S)
     grid = SweepGrid(options.rates, options.concurrencies, options.slo_scales, options.policies)
     base = run_config(options, 0.0)
+    if base.schedule_file:
+        raise ConfigError("--schedule: has queries at one rate; expected --arrivals, whose rate a sweep can change")
     reports: list[bytes] = []
     noted: set[str] = set()
 

@@ -14,7 +14,7 @@ from sluice.loadgen.traffic.description import describe_arrivals
 from sluice.loadgen.traffic.seeds import generator
 from sluice.loadgen.traffic.traces.formats.found import TraceFormat, format_of, import_trace, open_trace
 from sluice.loadgen.traffic.traces.formats.options import ImportOptions, Spread
-from sluice.loadgen.traffic.traces.trace import Trace
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace
 from sluice.loadgen.traffic.traces.trace_file import write_trace_file
 from sluice.loadgen.traffic.traces.transforms import FunctionMapping, mapped, rate_scaled, refitted, sliced, time_scaled
 from sluice.models.command_line import quantity
@@ -146,7 +146,7 @@ def _format(options: argparse.Namespace, file: str) -> TraceFormat:
     return format_of(file) if options.format is None else TraceFormat(options.format)
 
 
-def _joined(parts: list[Trace]) -> Trace:
+def _joined(parts: list[ArrivalTrace]) -> ArrivalTrace:
     """The traces in one, each a day after the one before."""
     whole, *others = parts
     for day, part in enumerate(others, 1):
@@ -154,13 +154,13 @@ def _joined(parts: list[Trace]) -> Trace:
     return whole
 
 
-def _write(trace: Trace, file: str) -> int:
+def _write(trace: ArrivalTrace, file: str) -> int:
     write_trace_file(trace, file)
     print("\n".join([file, *arrival_lines(describe_arrivals(trace.t_s))]))
     return MET
 
 
-def _models(trace: Trace) -> dict[str, int]:
+def _models(trace: ArrivalTrace) -> dict[str, int]:
     """The arrivals of each model, most first."""
     if trace.model is None:
         return {}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sluice.loadgen.mixes.mix import Mix, Stream, mix_of_trace
+from sluice.loadgen.mixes.mix import Mix, MixStream, mix_of_trace
 from sluice.loadgen.mixes.mix_file import read_mix
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.scenarios.config import RunConfig
@@ -21,7 +21,7 @@ from sluice.loadgen.traffic.arrivals import (
 )
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
 from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds
-from sluice.loadgen.traffic.presets import PRESETS
+from sluice.loadgen.traffic.presets import PRESETS, SLO_SCALES
 from sluice.loadgen.traffic.processes.mmpp import parse_states
 from sluice.loadgen.traffic.processes.profile import parse_profile
 from sluice.loadgen.traffic.traces.formats.found import open_trace
@@ -39,8 +39,6 @@ _PARAMETERS = {
     "trace": (ArrivalProcess.TRACE,),
 }
 """The processes that take a parameter."""
-_DEFAULT_UNIFORM_CV = 0.146493
-"""That of ESG's gaps, which differ by a factor of 1.68."""
 
 
 def add_arrival_options(parser: Parser) -> None:
@@ -90,7 +88,14 @@ def add_traffic_options(parser: Parser) -> None:
         metavar="LOW..HIGH",
         help="an objective for each query, drawn between these, in place of --slo-ms",
     )
-    add("--slo-scale", type=float, default=1.0, metavar="X", help="multiply all objectives, such as by 0.8 or 1.2")
+    scales = ", ".join(f"{name} ({scale:g})" for name, scale in SLO_SCALES.items())
+    add(
+        "--slo-scale",
+        type=_argument(_slo_scale),
+        default=1.0,
+        metavar="X",
+        help=f"multiply all objectives by a number, or by ESG's: {scales}",
+    )
     add("--schedule", default="", metavar="FILE", help="play the schedule of a file of `loadgen schedule make`")
     seeds = "for mlperf: the three seeds of LoadGen (default: the official ones)"
     add("--mlperf-seeds", type=_argument(_seeds), metavar="QSL,SAMPLE,SCHEDULE", help=seeds)
@@ -171,7 +176,7 @@ def chosen_arrivals(options: argparse.Namespace) -> tuple[Arrivals, float | None
         "profile": options.profile,
     }
     if process is ArrivalProcess.UNIFORM and options.cv is None:
-        fields["cv"] = _DEFAULT_UNIFORM_CV
+        fields["cv"] = PRESETS["heavy"].arrivals.cv
     chosen = Arrivals(process, **{name: each for name, each in fields.items() if each is not None})
     return chosen, chosen.own_rate()
 
@@ -204,7 +209,7 @@ def _mix(config: RunConfig, options: argparse.Namespace, chosen: Arrivals) -> Mi
         return None
     if chosen.process is not ArrivalProcess.TRACE:
         raise ConfigError("--model: missing; expected --model, --mix, or a --trace that names models")
-    stream = Stream(name="", model="", slo_ms=config.slo_ms, samples=config.samples, rows=config.rows)
+    stream = MixStream(name="", model="", slo_ms=config.slo_ms, samples=config.samples, rows=config.rows)
     return mix_of_trace(open_trace(chosen.trace), chosen.trace, stream)
 
 
@@ -252,6 +257,15 @@ def _spread(text: str) -> DeadlineSpread:
     except (ValueError, argparse.ArgumentTypeError):
         raise ValueError(f"expected LOW..HIGH, such as 50..200ms, got '{text:.80}'") from None
     return DeadlineSpread(low_ms, high_ms)
+
+
+def _slo_scale(text: str) -> float:
+    if text in SLO_SCALES:
+        return SLO_SCALES[text]
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"expected a number, {', '.join(SLO_SCALES)}; got '{text:.80}'") from None
 
 
 def _seeds(text: str) -> MlperfSeeds:

@@ -73,11 +73,15 @@ def _lines(names: Mapping[str, str], comparisons: Mapping[str, Comparison], thre
             yield f"Note: {figures} may differ by more than {threshold * 100:g} %; more --seeds would tell"
     yield ""
     for label, comparison in comparisons.items():
-        yield f"Result: {label} is {_against(comparison.verdict)} A"
+        yield f"Result: {_result(label, comparison)}"
 
 
-def _against(verdict: ComparisonVerdict) -> str:
-    return "the same as" if verdict is ComparisonVerdict.SAME else f"{verdict.upper()} than"
+def _result(label: str, comparison: Comparison) -> str:
+    if comparison.limits:
+        return f"INVALID, not {label}'s or A's own figures: {comparison.limits[0]}"
+    if comparison.verdict is ComparisonVerdict.SAME:
+        return f"{label} is the same as A"
+    return f"{label} is {comparison.verdict.upper()} than A"
 
 
 def _heading(label: str) -> Sequence[str]:

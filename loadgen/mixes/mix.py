@@ -5,13 +5,13 @@ import numpy as np
 
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.traffic.shares import zipf_shares
-from sluice.loadgen.traffic.traces.trace import Labels, Trace
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, Labels
 from sluice.models.errors import ConfigError
 
 MAX_STREAMS = 1024
 
 
-class Stream(msgspec.Struct, frozen=True, kw_only=True):
+class MixStream(msgspec.Struct, frozen=True, kw_only=True):
     """The queries of a run that go to one model or pipeline in one way.
 
     `share` is its part of the run's queries, relative to the other streams. `slo_ms` is the objective, and `priority`
@@ -30,7 +30,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 class Mix(msgspec.Struct, frozen=True):
     """The streams of a run, with different names; `source` is the file that they come from."""
 
-    streams: tuple[Stream, ...]
+    streams: tuple[MixStream, ...]
     source: str
 
     def __post_init__(self) -> None:
@@ -41,13 +41,13 @@ class Mix(msgspec.Struct, frozen=True):
             raise ConfigError(f"{self.source}: two streams are called {min(twice)!r}; expected different names")
 
 
-def with_zipf_shares(streams: tuple[Stream, ...], exponent: float) -> tuple[Stream, ...]:
+def with_zipf_shares(streams: tuple[MixStream, ...], exponent: float) -> tuple[MixStream, ...]:
     """The streams with shares that fall with their rank, as Zipf's law has it."""
     shares = zipf_shares(len(streams), exponent).tolist()
     return tuple(msgspec.structs.replace(stream, share=share) for stream, share in zip(streams, shares, strict=True))
 
 
-def trace_streams(trace: Trace) -> Labels | None:
+def trace_streams(trace: ArrivalTrace) -> Labels | None:
     """The name of each arrival's stream: its model, its class, or `model/class`; None for a trace with neither."""
     model, query_class = trace.model, trace.query_class
     if model is None or query_class is None:
@@ -58,7 +58,7 @@ def trace_streams(trace: Trace) -> Labels | None:
     return Labels(tuple("/".join(part for part in pair if part) for pair in pairs), index.astype(np.int32))
 
 
-def mix_of_trace(trace: Trace, source: str, stream: Stream) -> Mix:
+def mix_of_trace(trace: ArrivalTrace, source: str, stream: MixStream) -> Mix:
     """A mix with a stream for each model, or model and class, of a trace; the rest of each is as in `stream`."""
     if trace.model is None:
         raise ConfigError(f"--trace: {source}: names no models; expected --model, --mix or a column model")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.loadgen.mixes.mix import Mix, Stream, with_zipf_shares
+from sluice.loadgen.mixes.mix import Mix, MixStream, with_zipf_shares
 from sluice.loadgen.records.samples import RANDOM, SampleSource
 from sluice.models.conversion import convert
 from sluice.models.errors import ConfigError
@@ -48,14 +48,14 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if not 0 <= self.priority < 1 << 31:
             raise ValueError(f"priority: expected a whole number of at least 0, got {self.priority}")
 
-    def stream(self, folder: Path) -> Stream:
+    def stream(self, folder: Path) -> MixStream:
         """The stream; the file of its samples is in `folder`."""
         served = self.model or self.pipeline
         source = SampleSource()
         if (samples := self.samples) is not None:
             file = samples.file if samples.file == RANDOM else str(folder / samples.file)
             source = SampleSource(file, samples.inputs, samples.labels, samples.subset)
-        return Stream(
+        return MixStream(
             name=self.name or served,
             model=served,
             share=1.0 if self.share is None else self.share,

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.mixes.mix import Stream, trace_streams
+from sluice.loadgen.mixes.mix import MixStream, trace_streams
 from sluice.loadgen.records.record import objective_ns
 from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread, Numbers, draw_samples, draw_streams
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.loadgen.traffic.traces.trace import Trace
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace
 from sluice.models.errors import ConfigError
 from sluice.models.spelling import did_you_mean
 
@@ -34,7 +34,7 @@ class RequestTable:
 
     def __init__(
         self,
-        streams: Sequence[Stream],
+        streams: Sequence[MixStream],
         samples: Sequence[Samples],
         objectives_ms: Sequence[float | None] = OWN_OBJECTIVE,
     ) -> None:
@@ -118,10 +118,10 @@ class RequestTable:
 
 def assign(
     schedule: Schedule,
-    streams: Sequence[Stream],
+    streams: Sequence[MixStream],
     samples: Sequence[Samples],
     *,
-    trace: Trace | None,
+    trace: ArrivalTrace | None,
     trace_slo_scale: float,
     spread: DeadlineSpread | None,
     cancellation: Cancellation | None,
@@ -148,7 +148,7 @@ def assign(
     return table, schedule
 
 
-def _streams(schedule: Schedule, streams: Sequence[Stream], trace: Trace | None, seed: int) -> Numbers:
+def _streams(schedule: Schedule, streams: Sequence[MixStream], trace: ArrivalTrace | None, seed: int) -> Numbers:
     labels = None if trace is None else trace_streams(trace)
     if labels is None:
         shares = np.array([stream.share for stream in streams])
@@ -162,7 +162,7 @@ def _streams(schedule: Schedule, streams: Sequence[Stream], trace: Trace | None,
 
 
 def _objectives(
-    queries: int, trace: Trace | None, trace_slo_scale: float, spread: DeadlineSpread | None, seed: int
+    queries: int, trace: ArrivalTrace | None, trace_slo_scale: float, spread: DeadlineSpread | None, seed: int
 ) -> tuple[Sequence[float | None], Numbers | None]:
     """The different objectives of queries, and the place of each query's; None when all have their stream's."""
     if trace is not None and trace.slo_ms is not None:

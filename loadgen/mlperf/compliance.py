@@ -102,21 +102,21 @@ def check_answers(
     All elements count, with a `tolerance` (relative or absolute) for floating-point numbers, where the published script
     compares the first element only. Raises `ConfigError` for files that cannot be read.
     """
-    if not performance.passed:
+    if performance.passed is None:
         return performance
     expected = {answer.qsl_idx: answer.data for answer in read_accuracy_log(accuracy / ACCURACY)}
     answers = [answer for answer in read_accuracy_log(tested / ACCURACY) if answer.qsl_idx in expected]
     different = sum(not _equal(answer.data, expected[answer.qsl_idx], dtype, tolerance) for answer in answers)
     if not answers:
-        sentence = "no answer was logged of a sample that the accuracy run has, so nothing was compared"
+        compared = "no answer was logged of a sample that the accuracy run has, so nothing was compared"
     elif different:
-        sentence = f"{different} of {len(answers)} answers differ from those of the accuracy run"
+        compared = f"{different} of {len(answers)} answers differ from those of the accuracy run"
     else:
-        sentence = f"{len(answers)} answers as in the accuracy run; {performance.sentence}"
+        compared = f"{len(answers)} answers are those of the accuracy run"
     return msgspec.structs.replace(
         performance,
-        passed=bool(answers) and not different,
-        sentence=sentence,
+        passed=performance.passed and bool(answers) and not different,
+        sentence=f"{compared}; {performance.sentence}",
         compared=len(answers),
         different=different,
     )

@@ -134,9 +134,9 @@ def _settings(task: EngineTask) -> Any:
     settings.scenario = getattr(mlperf_loadgen.TestScenario, NAMES[config.scenario])
     modes = mlperf_loadgen.TestMode
     settings.mode = modes.AccuracyOnly if config.each_once else modes.PerformanceOnly
-    settings.qsl_rng_seed = rules.seeds.qsl
-    settings.sample_index_rng_seed = rules.seeds.sample_index
-    settings.schedule_rng_seed = rules.seeds.schedule
+    settings.qsl_rng_seed = config.mlperf_seeds.qsl
+    settings.sample_index_rng_seed = config.mlperf_seeds.sample_index
+    settings.schedule_rng_seed = config.mlperf_seeds.schedule
     settings.performance_sample_count_override = rules.set_size
     settings.accuracy_sample_count_override = rules.accuracy_samples
     if task.sampled is not None:

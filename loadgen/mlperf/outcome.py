@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM, LoggedRun
-from sluice.loadgen.records.early_stopping import confirmed, queries_needed
+from sluice.loadgen.records.early_stopping import confirmed, misses_allowed, queries_needed
 from sluice.loadgen.traffic.mersenne import Integers
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
@@ -136,11 +136,12 @@ def _early_stopping(run: LoggedRun, ordered: Integers) -> EarlyStopping:
                 f" * Need to process at least {needed} queries for early stopping.",
             ),
         )
-    discarded = _discarded(queries, percentile)
-    estimate_ns = int(ordered[queries - discarded - 1])
+    # The estimate is itself one of the queries that may miss.
+    misses = misses_allowed(queries, percentile)
+    estimate_ns = int(ordered[queries - misses])
     lines: tuple[str, ...] = (
         f" * Processed at least {needed} queries ({queries}).",
-        f" * Would discard {discarded} highest latency queries.",
+        f" * Would discard {misses - 1} highest latency queries.",
         f" * Early stopping {percentile:.1f}th percentile estimate: {estimate_ns}",
     )
     if run.scenario == MULTI_STREAM:
@@ -153,18 +154,9 @@ def _early_stopping(run: LoggedRun, ordered: Integers) -> EarlyStopping:
             f" least {needed} total queries).",
         )
         return EarlyStopping(True, lines, single_stream_ns=estimate_ns)
-    second_ns = int(ordered[queries - _discarded(queries, _MULTI_STREAM_PERCENTILE) - 1])
+    second_ns = int(ordered[queries - misses_allowed(queries, _MULTI_STREAM_PERCENTILE)])
     lines += (f" * Early stopping {_MULTI_STREAM_PERCENTILE:.1f}th percentile estimate: {second_ns}",)
     return EarlyStopping(True, lines, estimate_ns, second_ns)
-
-
-def _discarded(queries: int, percentile: float) -> int:
-    """The most queries that can lie above the estimate, less the one that the estimate itself is."""
-    low, high = 1, queries
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if confirmed(queries, middle, percentile) else (low, middle)
-    return low - 1
 
 
 def _figures(ordered: Integers) -> LatencyFigures:

@@ -85,7 +85,8 @@ def run_as_logged(result: RunResult) -> LoggedRun:
 def _loaded(result: RunResult) -> list[int]:
     if not is_mlperf(result.config):
         return list(range(result.sample_count))
-    return [int(sample) for sample in performance_set(result.sample_count, result.config.mlperf)]
+    rules = msgspec.structs.replace(result.config.mlperf, seeds=result.config.mlperf_seeds)
+    return [int(sample) for sample in performance_set(result.sample_count, rules)]
 
 
 def _settings(result: RunResult, samples: int, group: int) -> LoggedSettings:
@@ -113,9 +114,9 @@ def _settings(result: RunResult, samples: int, group: int) -> LoggedSettings:
     if is_mlperf(config):
         rules = config.mlperf
         changes |= {
-            "qsl_rng_seed": rules.seeds.qsl,
-            "sample_index_rng_seed": rules.seeds.sample_index,
-            "schedule_rng_seed": rules.seeds.schedule,
+            "qsl_rng_seed": config.mlperf_seeds.qsl,
+            "sample_index_rng_seed": config.mlperf_seeds.sample_index,
+            "schedule_rng_seed": config.mlperf_seeds.schedule,
             "performance_issue_unique": rules.choice is SampleChoice.UNIQUE,
             "performance_issue_same": rules.choice is SampleChoice.SAME,
             "performance_issue_same_index": rules.place,

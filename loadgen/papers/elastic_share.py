@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from sluice.loadgen.papers.engines.shared_device import BurstJob, ShareCap, SharingResult, run_jobs
-from sluice.loadgen.papers.experiment import Effort, ExperimentReport, Finding, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, gated
 
 PUBLISHED_CHANGE = {"0.1": -0.80, "0.9": 0.15}
 """Change of each workflow's completion time, from hard to elastic shares."""
@@ -87,7 +87,7 @@ def run(effort: Effort) -> ExperimentReport:
             gate="at most +15 %",
             is_met=large <= 0.15,
         ),
-        Finding("time for which the GPU is busy", f"{gained * 100:+.0f} points", "+73.5 %"),
+        ExperimentFinding("time for which the GPU is busy", f"{gained * 100:+.0f} points", "+73.5 %"),
     )
     return ExperimentReport(findings, (table(runs),))
 

@@ -21,7 +21,7 @@ class GateVerdict(enum.StrEnum):
     """The published figure cannot come out, for the reason that the finding gives."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class ExperimentFinding(msgspec.Struct, frozen=True):
     """One figure: ours beside the published one, the gate that it has to pass, and the reason of a verdict."""
 
     quantity: str
@@ -35,7 +35,7 @@ class Finding(msgspec.Struct, frozen=True):
 class ExperimentReport(msgspec.Struct, frozen=True):
     """The findings of one run of an experiment, and Markdown tables with what lies behind them."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[ExperimentFinding, ...]
     tables: tuple[str, ...] = ()
 
     @property
@@ -69,10 +69,12 @@ class PaperExperiment(msgspec.Struct, frozen=True):
     run: Callable[[Effort], ExperimentReport]
 
 
-def gated(quantity: str, ours: str, *, published: str = "", gate: str, is_met: bool, why: str = "") -> Finding:
+def gated(
+    quantity: str, ours: str, *, published: str = "", gate: str, is_met: bool, why: str = ""
+) -> ExperimentFinding:
     """A finding with a gate; `why` says what the cause is where it is missed."""
     verdict = GateVerdict.MET if is_met else GateVerdict.MISSED
-    return Finding(quantity, ours, published, gate, verdict, "" if is_met else why)
+    return ExperimentFinding(quantity, ours, published, gate, verdict, "" if is_met else why)
 
 
 def find_experiments() -> list[PaperExperiment]:

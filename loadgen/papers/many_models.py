@@ -25,7 +25,7 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.residency_config import Footprint, Loading, ResidencyConfig
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.loadgen.papers.engines.virtual_gateway import VirtualGateway
-from sluice.loadgen.papers.experiment import Effort, ExperimentReport, Finding, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, gated
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_S
@@ -151,7 +151,9 @@ def run(effort: Effort) -> ExperimentReport:
             )
         )
         findings.append(
-            Finding(f"requests in time, {load:g} times the capacity", f"{result.in_time:.1%} of {result.requests}")
+            ExperimentFinding(
+                f"requests in time, {load:g} times the capacity", f"{result.in_time:.1%} of {result.requests}"
+            )
         )
     return ExperimentReport(tuple(findings))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from sluice.loadgen.papers.engines.packing_replay import PackingJob, ReplayResult, SchedulerTiming, replay
-from sluice.loadgen.papers.experiment import Effort, ExperimentReport, Finding, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, gated
 from sluice.models.units import NS_PER_S
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.cbp import CorrelationBased
@@ -179,7 +179,7 @@ def run(effort: Effort) -> ExperimentReport:
     return ExperimentReport(tuple(_findings(runs)), (table(list(runs.values())),))
 
 
-def _findings(runs: Mapping[tuple[str, int], PackingCase]) -> Iterator[Finding]:
+def _findings(runs: Mapping[tuple[str, int], PackingCase]) -> Iterator[ExperimentFinding]:
     off = {
         name: max(
             abs(each.replayed.makespan_s / each.published.makespan_s - 1)

@@ -14,7 +14,7 @@ from statistics import fmean
 import msgspec
 
 from sluice.loadgen.papers.engines.packing_replay import PackingJob, ReplayResult, SchedulerTiming, replay
-from sluice.loadgen.papers.experiment import Effort, ExperimentReport, Finding, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, gated
 from sluice.loadgen.papers.memory_packing import (
     DEVICE_MIB,
     EXTRA_PERCENT,
@@ -126,7 +126,7 @@ def run(effort: Effort) -> ExperimentReport:
             )
         by_pp = ratios(runs[name], runs["pp"])
         findings.append(
-            Finding(
+            ExperimentFinding(
                 f"pending and p99 with `{name}`, by those with `pp`",
                 f"{by_pp[0]:.1f} and {by_pp[1]:.1f}",
                 f"{pending:g} and {p99:g}",

@@ -25,7 +25,7 @@ from sluice.batcher.interface.config import (
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.loadgen.papers.engines.virtual_gateway import VirtualGateway
-from sluice.loadgen.papers.experiment import Effort, ExperimentReport, Finding, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, gated
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
@@ -210,7 +210,7 @@ def run(effort: Effort) -> ExperimentReport:
                 gate=f"at least as many as with transfers unknown ({unknown.in_time:.1%})",
                 is_met=predicted.in_time >= unknown.in_time,
             ),
-            Finding(
+            ExperimentFinding(
                 f"sent a request, {gbit} Gbit/s, where nodes keep outputs",
                 f"{kept.sent_mb:.2f} MB of {predicted.sent_mb:.2f} MB",
             ),

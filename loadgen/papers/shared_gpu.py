@@ -9,8 +9,8 @@ import msgspec
 from sluice.loadgen.papers.engines.shared_device import BurstJob, ShareCap, run_jobs
 from sluice.loadgen.papers.experiment import (
     Effort,
+    ExperimentFinding,
     ExperimentReport,
-    Finding,
     GateVerdict,
     PaperExperiment,
     gated,
@@ -74,7 +74,7 @@ def run(effort: Effort) -> ExperimentReport:
         differs = round(row.overhead, 2) != row.printed
         verdict = GateVerdict.DIFFERS if differs else GateVerdict.SHOWN
         findings.append(
-            Finding(
+            ExperimentFinding(
                 f"overhead of sharing, {row.framework}, by the printed times",
                 f"{row.overhead:.2f} %",
                 f"{row.printed:g} %",

@@ -17,6 +17,7 @@ _CELLS = 2048
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Blocks = npt.NDArray[np.int32]
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -67,7 +68,7 @@ def ratio_interval(ratios: Floats, seed: int, confidence: float = 0.95) -> Inter
     return Interval(math.exp(interval.low), math.exp(interval.high))
 
 
-def _block_numbers(due_ns: Integers) -> Integers | None:
+def _block_numbers(due_ns: Integers) -> Blocks | None:
     """The number of the block of each query; None for a run that is too short for enough blocks."""
     if not len(due_ns):
         return None
@@ -77,12 +78,13 @@ def _block_numbers(due_ns: Integers) -> Integers | None:
     blocks = int(span_s / block_s)
     if blocks < MIN_BLOCKS:
         return None
-    since_ns = due_ns - due_ns[0]
+    numbers = due_ns - due_ns[0]
+    numbers //= int(block_s * NS_PER_S)
     # What is left of the span after whole blocks belongs to the last.
-    return np.asarray(np.minimum(since_ns // int(block_s * NS_PER_S), blocks - 1), np.int64)
+    return np.asarray(np.minimum(numbers, blocks - 1, out=numbers), np.int32)
 
 
-def _drawn_blocks(blocks: Integers, seed: int) -> Floats:
+def _drawn_blocks(blocks: Blocks, seed: int) -> Floats:
     """The number of times that each resample draws each block; resamples without queries are left out."""
     counts = np.bincount(blocks)
     draws = _draws(len(counts), seed)
@@ -95,13 +97,12 @@ def _draws(units: int, seed: int) -> Floats:
     return rng.multinomial(units, np.full(units, 1 / units), size=_RESAMPLES).astype(np.float64)
 
 
-def _quantiles(ordered: npt.NDArray[np.generic], blocks: Integers, quantile: float, draws: Floats) -> Floats:
+def _quantiles(ordered: npt.NDArray[np.generic], blocks: Blocks, quantile: float, draws: Floats) -> Floats:
     """The quantile of each resample by MLPerf's rule, sorted[int(n * p)]: exact, without building the resamples."""
     resamples, units = draws.shape
     size = -(-len(ordered) // _CELLS)
-    cells = np.arange(len(ordered)) // size
-    inside = np.zeros((int(cells[-1]) + 1, units))
-    np.add.at(inside, (cells, blocks), 1)
+    starts = range(0, len(ordered), size)
+    inside = np.stack([np.bincount(blocks[start : start + size], minlength=units) for start in starts])
     below = draws @ np.cumsum(inside, axis=0).T
     rank = np.floor(below[:, -1] * quantile)
     found = np.empty(resamples)

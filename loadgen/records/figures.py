@@ -146,7 +146,9 @@ def _intervals(record: Record, series: TimeSeries, warmup_s: float, seed: int) -
     first, last = math.ceil(warmup_s), int(due_ns[-1] // NS_PER_S)
     seconds = np.arange(first, last, dtype=np.int64)
     ok = judged & (record.status == Status.OK)
-    due_ns, latency_ns = record.due_ns[ok], record.done_ns[ok] - record.due_ns[ok]
+    due_ns = record.due_ns[ok]
+    latency_ns = record.done_ns[ok]
+    latency_ns -= due_ns
     return Intervals(
         p50_ms=_in_ms(quantile_interval(due_ns, latency_ns, 0.50, seed)),
         p99_ms=_in_ms(quantile_interval(due_ns, latency_ns, 0.99, seed)),

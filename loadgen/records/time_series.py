@@ -57,9 +57,10 @@ def time_series(record: Record) -> TimeSeries:
 def _latencies(record: Record, window: npt.NDArray[np.int32], windows: int) -> tuple[Counts, Counts]:
     """The latencies of answers by window, ascending in each, and how many there are in each."""
     ok = record.status == Status.OK
-    latency_ns = record.done_ns[ok] - record.due_ns[ok]
-    order = np.lexsort((latency_ns, window[ok]))
-    return latency_ns[order], np.bincount(window[ok], minlength=windows)
+    latency_ns = record.done_ns[ok]
+    latency_ns -= record.due_ns[ok]
+    answered = window[ok]
+    return latency_ns[np.lexsort((latency_ns, answered))], np.bincount(answered, minlength=windows)
 
 
 def _percentile(ordered_ns: Counts, counts: Counts, share: float) -> Milliseconds:

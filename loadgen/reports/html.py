@@ -61,8 +61,7 @@ def _run(result: RunResult, points: int) -> Iterator[str]:
     panels = list(stage_panel(result))
     if len(result.record):
         panels = [*latency_panels(result, points), *panels]
-        # The last of an odd number of halves takes the whole width.
-        panels += pace_panels(result, points, "" if sum(map(is_half, panels)) % 2 else "half")
+        panels += pace_panels(result, points, sum(map(is_half, panels)))
     yield from panels
     yield from batch_panels(result)
     yield from (table_panel(table) for table in tables(result))

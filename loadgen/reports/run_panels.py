@@ -28,23 +28,26 @@ def latency_panels(result: RunResult, points: int) -> Iterator[str]:
     x = _seconds(float(len(result.figures.series)))
     yield _tail(result, points)
     yield _rates(result, points, x)
-    yield _latencies(result, points, x)
+    if not _at_once(result):
+        yield _latencies(result, points, x)
     yield from _streams(result, points)
 
 
-def pace_panels(result: RunResult, points: int, strip: str) -> Iterator[str]:
+def pace_panels(result: RunResult, points: int, halves: int) -> Iterator[str]:
     """The pace of client and target in a run with queries: queries outstanding, and the client's lateness if it counts.
 
-    `strip` is the size of the second.
+    `halves` panels of half the width come before; the last of an odd number takes the whole width.
     """
+    is_paced = SCENARIOS[result.config.scenario].is_paced
+    last = "half" if halves % 2 != is_paced else ""
     series = result.figures.series
     size, low, high = envelope(series.outstanding.astype(np.float64), points)
     y = linear_axis(float(max(high.max(), _FEW)))
     chart = Chart(_seconds(float(len(series))), y, "Queries outstanding at the end of each second", height="low")
     _spread(chart, (np.arange(len(high)) + 1) * float(size), low, high, "good")
-    yield panel("Outstanding queries", chart.html(), size="half")
-    if SCENARIOS[result.config.scenario].is_paced:
-        yield _lateness(result, points // 2, strip)
+    yield panel("Outstanding queries", chart.html(), size="half" if is_paced else last)
+    if is_paced:
+        yield _lateness(result, points // 2, last)
 
 
 def _tail(result: RunResult, points: int) -> str:
@@ -73,10 +76,15 @@ def _tail(result: RunResult, points: int) -> str:
     return panel("Latency by percentile", chart.html(), size="half", key=legend(keys))
 
 
+def _at_once(result: RunResult) -> bool:
+    offered = result.figures.series.offered
+    return len(offered) > 1 and not offered[1:].any()
+
+
 def _rates(result: RunResult, points: int, x: Axis) -> str:
     series = result.figures.series
     # Where all queries were due at once, only the answers have a rate.
-    at_once = len(series) > 1 and series.offered[1:].sum() == 0
+    at_once = _at_once(result)
     size, offered_low, offered = envelope((series.completed if at_once else series.offered).astype(np.float64), points)
     _, good_low, good = envelope((series.completed if at_once else series.good).astype(np.float64), points)
     _, failed_low, failed = envelope(series.failed.astype(np.float64), points)

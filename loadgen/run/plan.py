@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sluice.loadgen.mixes.mix import Stream
+from sluice.loadgen.mixes.mix import MixStream
 from sluice.loadgen.mixes.requests import OWN_OBJECTIVE, RequestTable, assign
 from sluice.loadgen.records.bodies import read_bodies
 from sluice.loadgen.records.interim import InterimTest
@@ -115,7 +115,7 @@ def interim_test(config: RunConfig, plan: RunPlan) -> InterimTest | None:
     )
 
 
-def _samples(config: RunConfig, stream: Stream, metadata: TargetModel) -> Samples:
+def _samples(config: RunConfig, stream: MixStream, metadata: TargetModel) -> Samples:
     if bool(config.path) != bool(config.bodies):
         raise ConfigError(f"--path and --bodies: expected both or none, got {config.path!r} and {config.bodies!r}")
     if not config.path:

@@ -4,13 +4,13 @@ import enum
 
 import msgspec
 
-from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.mixes.mix import Mix, MixStream
 from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
-from sluice.loadgen.traffic.mlperf_schedule import MlperfRules
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds
 from sluice.models.client_tls import NO_TLS, ClientTls
 
 PERCENTILE = 99.0
@@ -99,9 +99,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.seed if self.service_seed is None else self.service_seed
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
+    def mlperf_seeds(self) -> MlperfSeeds:
+        """The seeds of LoadGen's queries: `seed` is added to each, so that fresh seeds make fresh queries."""
+        return self.mlperf.seeds.shifted(self.seed)
+
+    @property
+    def streams(self) -> tuple[MixStream, ...]:
         """The streams of the mix; without one, the one stream of all queries."""
         if self.mix is not None:
             return self.mix.streams
-        own = Stream(name=self.model, model=self.model, slo_ms=self.slo_ms, samples=self.samples, rows=self.rows)
+        own = MixStream(name=self.model, model=self.model, slo_ms=self.slo_ms, samples=self.samples, rows=self.rows)
         return (own,)

@@ -18,7 +18,7 @@ from sluice.loadgen.traffic.mlperf_schedule import (
     server_samples,
     server_times,
 )
-from sluice.loadgen.traffic.processes.bounds import Bounds
+from sluice.loadgen.traffic.processes.bounds import ArrivalBounds
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
@@ -37,10 +37,10 @@ def mlperf_times(config: RunConfig, samples: int) -> Integers:
     check_bounds(config)
     rules = _rules(config, 1)
     if config.each_once:
-        Bounds(config.rate, None, samples)
+        ArrivalBounds(config.rate, None, samples)
         return accuracy_times(rules, accuracy_sets(samples, rules), config.rate)[: config.queries]
     least_s = config.min_duration_s if has_minima(config) else config.duration_s
-    bounds = Bounds(config.rate, least_s, rules.min_queries if has_minima(config) else config.queries)
+    bounds = ArrivalBounds(config.rate, least_s, rules.min_queries if has_minima(config) else config.queries)
     if bounds.duration_s is None and bounds.queries is not None:
         rules = msgspec.structs.replace(rules, min_queries=bounds.queries)
     times = server_times(rules, _loaded(rules, samples), bounds.rate, least_s or 0.0)[: config.queries]
@@ -81,7 +81,7 @@ def _rules(config: RunConfig, group: int) -> MlperfRules:
         raise ConfigError("--arrivals mlperf: requires --scenario server, offline, single-stream or multi-stream")
     rules = config.mlperf
     least = rules.min_queries if config.min_queries is None else config.min_queries
-    return msgspec.structs.replace(rules, min_queries=least, samples_per_query=group)
+    return msgspec.structs.replace(rules, seeds=config.mlperf_seeds, min_queries=least, samples_per_query=group)
 
 
 def _loaded(rules: MlperfRules, samples: int) -> Integers:

@@ -12,7 +12,7 @@ from sluice.loadgen.traffic.pacing import OPEN_LOOP, Pacing
 from sluice.loadgen.traffic.schedule import Schedule
 
 
-class Server:
+class ServerScenario:
     """An open loop with the arrivals of the configuration; latency counts from the time a query is due."""
 
     takes = frozenset({"rate"})

@@ -8,12 +8,12 @@ from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.scenarios.jobs import Jobs
 from sluice.loadgen.scenarios.multi_stream import MultiStream
 from sluice.loadgen.scenarios.offline import Offline
-from sluice.loadgen.scenarios.server import Server
+from sluice.loadgen.scenarios.server import ServerScenario
 from sluice.loadgen.scenarios.single_stream import SingleStream
 from sluice.models.errors import ConfigError
 
 SCENARIOS: Mapping[ScenarioName, Scenario] = {
-    ScenarioName.SERVER: Server(),
+    ScenarioName.SERVER: ServerScenario(),
     ScenarioName.OFFLINE: Offline(),
     ScenarioName.SINGLE_STREAM: SingleStream(),
     ScenarioName.MULTI_STREAM: MultiStream(),

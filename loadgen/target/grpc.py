@@ -30,6 +30,8 @@ from sluice.models.tensors.spec import DataType, TensorSpec
 _CONNECTIONS = 4
 _MAX_REFUSALS = 8
 """Most times that a query is sent again because the server has not begun with it."""
+_FIRST_PAUSE_S = 0.001
+"""The pause before a refused query is sent again, which doubles with each refusal: a quarter of a second in all."""
 _HTTP_2 = "h2"
 _SERVICE = "/inference.GRPCInferenceService/"
 _KEY_PREFIX = "triton-grpc-protocol-"
@@ -136,7 +138,9 @@ class GrpcTarget(ConnectionPool[GrpcClientConnection]):
             self._settle(query)
             self._listener.done(query, Status.SHED, reason=reason)
         else:
-            self._again(query, request)
+            # The server counts a call for a moment after its answer has come, longer if it is busy.
+            pause_s = _FIRST_PAUSE_S * 2 ** (attempts - 1)
+            asyncio.get_running_loop().call_later(pause_s, self._again, query, request)
 
     def _settle(self, query: int) -> None:
         del self._in_flight[query]

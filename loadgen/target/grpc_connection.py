@@ -105,11 +105,12 @@ class GrpcClientConnection(asyncio.Protocol):
         return not self._is_full
 
     def cancel(self, query: int) -> bool:
-        """Reset the stream of a call."""
-        stream = next(stream for stream, (other, _) in self._streams.items() if other == query)
-        self._reset(stream)
-        self._forget(stream)
-        self._may_be_free()
+        """Reset the stream of a call, which has none while it waits to be sent again."""
+        stream = next((stream for stream, (other, _) in self._streams.items() if other == query), None)
+        if stream is not None:
+            self._reset(stream)
+            self._forget(stream)
+            self._may_be_free()
         return True
 
     # -- the connection

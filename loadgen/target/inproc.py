@@ -135,7 +135,12 @@ class InProcessTarget:
         return outputs[output]
 
     async def _start(self) -> InProcessServer:
-        server = cast(InProcessServer, self._factory())
+        try:
+            server = cast(InProcessServer, self._factory())
+        except ServingError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"--target {self._url}: the factory failed: {error!r}") from error
         missing = [name for name in _METHODS if not callable(getattr(server, name, None))]
         if missing:
             raise ConfigError(f"--target {self._url}: its server has no {', '.join(missing)}")
@@ -149,6 +154,9 @@ class InProcessTarget:
     def _done(self, query: int, status: str, outputs: Tensors, reason: str, stages: str) -> None:
         if self._closed or self._calls.pop(query, _ABSENT) is _ABSENT:
             return
+        if status not in _STATUSES:
+            expected = ", ".join(_STATUSES)
+            status, reason = "error", f"the server ended a call with {status!r}; expected one of {expected}"
         kept = {name: np.array(array) for name, array in outputs.items()} if self._keep_answers else None
         self._listener.done(query, _STATUSES[status], kept, reason, stages)
 
@@ -173,6 +181,8 @@ def _import_factory(url: str) -> Callable[[], object]:
         factory = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise ConfigError(f"--target {url}: {error}") from error
+    except Exception as error:  # whatever the module does when it is imported
+        raise ConfigError(f"--target {url}: {module} cannot be imported: {error!r}") from error
     if not callable(factory):
         raise ConfigError(f"--target {url}: {module} has no function {name}")
     return cast(Callable[[], object], factory)

@@ -112,8 +112,9 @@ class ConnectionPool(ABC, Generic[C]):
             self._listener.sent(query)
 
     def _again(self, query: int, request: int) -> None:
-        """Send a query in flight once more, on a connection that is free or will be."""
-        del self._in_flight[query]
+        """Send a query in flight once more, on a connection that is free or will be, unless it was given up."""
+        if self._closed or self._in_flight.pop(query, None) is None:
+            return
         if self._free:
             self._in_flight[query] = self._send(query, request)
         else:

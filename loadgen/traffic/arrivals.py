@@ -5,10 +5,10 @@ import enum
 import msgspec
 import numpy as np
 
-from sluice.loadgen.traffic.processes.bounds import Bounds, Times
+from sluice.loadgen.traffic.processes.bounds import ArrivalBounds, Times
 from sluice.loadgen.traffic.processes.diurnal import DiurnalCurve
 from sluice.loadgen.traffic.processes.mmpp import ModulatedCurve, RateState
-from sluice.loadgen.traffic.processes.profile import ProfileCurve, Segment
+from sluice.loadgen.traffic.processes.profile import ProfileCurve, RateSegment
 from sluice.loadgen.traffic.processes.renewal import (
     DrawGaps,
     constant_gaps,
@@ -71,7 +71,7 @@ class Arrivals(msgspec.Struct, frozen=True):
     states: tuple[RateState, ...] = DEFAULT_STATES
     amplitude: float = DEFAULT_AMPLITUDE
     period_s: float = DEFAULT_PERIOD_S
-    profile: tuple[Segment, ...] = ()
+    profile: tuple[RateSegment, ...] = ()
 
     def __post_init__(self) -> None:
         if self.profile and self.process not in RENEWAL:
@@ -116,10 +116,10 @@ class Arrivals(msgspec.Struct, frozen=True):
             times = open_trace(self.trace).t_s
             if duration_s is None and queries is None:
                 queries = len(times)
-            return replay(times, Bounds(rate, duration_s, queries))
+            return replay(times, ArrivalBounds(rate, duration_s, queries))
         if self.profile and duration_s is None and queries is None:
             duration_s = ProfileCurve(self.profile).duration_s
-        bounds = Bounds(rate, duration_s, queries)
+        bounds = ArrivalBounds(rate, duration_s, queries)
         curve = self._curve(rng)
         gaps = self._gaps(rng)
         return renewal(bounds, gaps) if curve is None else varying(bounds, curve, gaps)

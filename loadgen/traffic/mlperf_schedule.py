@@ -29,6 +29,10 @@ class MlperfSeeds(msgspec.Struct, frozen=True):
     sample_index: int = 2747215439041700203
     schedule: int = 16159082839903944936
 
+    def shifted(self, by: int) -> "MlperfSeeds":
+        """The seeds of other queries: `by` is added to each, within 64 bits."""
+        return MlperfSeeds(*((seed + by) % (1 << 64) for seed in (self.qsl, self.sample_index, self.schedule)))
+
 
 class SampleChoice(enum.StrEnum):
     """The samples of the loaded set that performance mode takes."""

@@ -29,3 +29,4 @@ PRESETS = {
     "heavy": _uniform_gaps(10, 16.8),
 }
 SLO_SCALES = {"strict": 0.8, "moderate": 1.0, "relaxed": 1.2}
+"""Factors of the objective."""

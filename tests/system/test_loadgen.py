@@ -16,9 +16,10 @@ import grpc
 import numpy as np
 import pytest
 
-from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.mixes.mix import Mix, MixStream
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource
+from sluice.loadgen.results.folder import read_result, write_result
 from sluice.loadgen.run import runner
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
@@ -305,6 +306,28 @@ def test_every_query_to_sluice_is_answered_and_counted(
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_result_folder_has_the_times_of_the_server_by_model_and_by_stage(
+    gateway: tuple[dict[str, str], str], protocol: str, tmp_path: Path
+) -> None:
+    targets, metrics_url = gateway
+    result = run(targets[protocol], rate=200, rows=2, slo_ms=60_000, metrics_url=metrics_url, explain_share=0.1)
+    assert result.server is not None
+    (model,) = result.server.models
+    assert (model.model, model.requests, model.rows, model.is_pipeline) == ("m:1", 200, 400, False)
+    assert model.met_batch >= model.mean_batch >= 2
+    (stage,) = result.figures.stages
+    assert (stage.stage, stage.partition, stage.queries) == ("m", "cpu0", 20)
+    assert result.metrics.service_ms is not None
+    assert 0 < stage.compute_ms <= stage.total_ms <= result.metrics.service_ms.max
+    assert result.figures.cost is not None
+    assert result.figures.cost.source == "metrics"
+    write_result(result, tmp_path / "result")
+    again = read_result(tmp_path / "result")
+    assert (again.metrics, again.server) == (result.metrics, result.server)
+    assert (again.figures.stages, again.figures.cost) == (result.figures.stages, result.figures.cost)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_the_streams_of_a_mix_reach_sluice_with_their_own_rows_and_labels(
     gateway: tuple[dict[str, str], str], protocol: str, tmp_path: Path
 ) -> None:
@@ -313,8 +336,8 @@ def test_the_streams_of_a_mix_reach_sluice_with_their_own_rows_and_labels(
     labelled = SampleSource(str(tmp_path / "s.npz"), labels="y")
     mix = Mix(
         (
-            Stream(name="single", model="m", share=2, slo_ms=60_000),
-            Stream(name="four", model="m", slo_ms=0.001, samples=labelled, rows=4, priority=1),
+            MixStream(name="single", model="m", share=2, slo_ms=60_000),
+            MixStream(name="four", model="m", slo_ms=0.001, samples=labelled, rows=4, priority=1),
         ),
         "mix.yaml",
     )

@@ -108,6 +108,7 @@ def test_a_killed_loadgen_makes_the_run_invalid(tmp_path: Path, capsys: pytest.C
     [
         (["--rate", "400", "--procs", "2"], "--procs: LoadGen does not have it"),
         (["--rate", "400", "--arrivals", "poisson"], "--arrivals: LoadGen does not have it"),
+        (["--rate", "400", "--json", "report.json"], "--json: LoadGen reports in its log files"),
         (["--rate", "0"], "--rate: expected a number above 0, got 0"),
         (["--scenario", "jobs", "--rate", "1"], "--scenario: expected server, offline, single-stream, multi-stream"),
         (["--scenario", "offline", "--expected-rate", "0"], "--expected-rate: expected a number above 0"),

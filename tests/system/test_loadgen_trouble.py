@@ -16,7 +16,8 @@ import pytest
 from sluice.loadgen.cli.main import main
 from tests.support.loadgen.v2_server import ANSWER, BUSY, METADATA, Reply, answer, server
 
-RUN = ["run", "--model", "m", "--rate", "400", "--queries", "500", "--warmup", "0", "--slo-ms", "1000"]
+# The objective is so long that a client on a busy machine, which has the server in its process, is not late for it.
+RUN = ["run", "--model", "m", "--rate", "250", "--queries", "500", "--warmup", "0", "--slo-ms", "20000"]
 
 
 class Outcome:
@@ -220,7 +221,7 @@ def test_a_step_of_the_wall_clock_changes_no_figure(run: Run, monkeypatch: pytes
         outcome = run(target)
     assert outcome.counts() == {"ok": 500}
     assert outcome.report["metrics"]["latency_ms"]["max"] < 60_000
-    assert outcome.report["metrics"]["offered_per_s"] == pytest.approx(400, rel=0.2)
+    assert outcome.report["metrics"]["offered_per_s"] == pytest.approx(250, rel=0.2)
 
 
 def test_a_target_that_changes_its_model_during_the_run_makes_it_invalid(run: Run) -> None:
@@ -276,7 +277,7 @@ def test_a_target_that_dies_in_a_search_ends_it_with_the_probes_so_far(
             writer.write(ANSWER)
 
     with server(die, lambda: None if dead else METADATA) as target:
-        search = ["find-max", "--target", target, "--model", "m", "--start", "300", "--slo-ms", "1000"]
+        search = ["find-max", "--target", target, "--model", "m", "--start", "300", "--slo-ms", "20000"]
         code = main([*search, "--duration", "3", "--min-duration", "0", "--warmup", "0", "--json", str(report)])
     assert code == 1
     assert "unreadable model metadata" in capsys.readouterr().err

@@ -17,7 +17,7 @@ MAX_QUERIES = 20_000_000
 """Upper bound on the queries of one run; each takes some 50 bytes of columns."""
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class ArrivalBounds(msgspec.Struct, frozen=True):
     """The mean rate of a process, arrivals a second, and its end: before `duration_s` or after `queries` arrivals.
 
     Whichever comes first ends it. Raises `ConfigError` when a bound is missing or not positive, or allows more than

@@ -16,7 +16,7 @@ MAX_SEGMENTS = 10_000
 _SEGMENT = re.compile(r"(?P<first>[^@.]+(?:\.\d+)?)(?:\.\.(?P<last>[^@]+))?@(?P<time>[^@]+)")
 
 
-class Segment(msgspec.Struct, frozen=True):
+class RateSegment(msgspec.Struct, frozen=True):
     """A part of a profile, in which the rate goes from `first` to `last` arrivals a second on a straight line."""
 
     first: float
@@ -29,7 +29,7 @@ class Segment(msgspec.Struct, frozen=True):
         return (self.first + self.last) / 2 * self.duration_s
 
 
-def parse_profile(text: str) -> tuple[Segment, ...]:
+def parse_profile(text: str) -> tuple[RateSegment, ...]:
     """Read segments `RATE@TIME` or `RATE..RATE@TIME`, separated by commas; raises ValueError that names the part."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MAX_SEGMENTS:
@@ -40,7 +40,7 @@ def parse_profile(text: str) -> tuple[Segment, ...]:
     return segments
 
 
-def _segment(text: str) -> Segment:
+def _segment(text: str) -> RateSegment:
     unit = unit_of("_s")
     assert unit is not None
     match = _SEGMENT.fullmatch(text)
@@ -54,13 +54,13 @@ def _segment(text: str) -> Segment:
         raise ValueError(f"expected RATE@TIME or RATE..RATE@TIME, such as 100@10s, got '{text:.80}'") from None
     if not (0 <= first < math.inf and 0 <= last < math.inf and duration_s > 0):
         raise ValueError(f"expected rates of at least 0 and a time above 0, got '{text:.80}'")
-    return Segment(first, last, duration_s)
+    return RateSegment(first, last, duration_s)
 
 
 class ProfileCurve:
     """The rate of a profile, divided by its mean; it starts over at its end."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[RateSegment]) -> None:
         if not segments or not sum(segment.arrivals for segment in segments) > 0:
             raise ConfigError("--profile: expected at least one part with a rate above 0")
         self.duration_s = sum(segment.duration_s for segment in segments)

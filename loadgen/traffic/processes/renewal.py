@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from sluice.loadgen.traffic.processes.bounds import Bounds, Floats, Times
+from sluice.loadgen.traffic.processes.bounds import ArrivalBounds, Floats, Times
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
@@ -20,12 +20,12 @@ DrawGaps = Callable[[int], Floats]
 """Draws a number of gaps with a mean of 1."""
 
 
-def renewal(bounds: Bounds, draw_gaps: DrawGaps) -> Times:
+def renewal(bounds: ArrivalBounds, draw_gaps: DrawGaps) -> Times:
     """Arrivals with independent gaps, int64 nanoseconds from the start of the run, ascending."""
     return bounds.cut(_chunks(bounds, draw_gaps))
 
 
-def _chunks(bounds: Bounds, draw_gaps: DrawGaps) -> Iterator[Times]:
+def _chunks(bounds: ArrivalBounds, draw_gaps: DrawGaps) -> Iterator[Times]:
     drawn, last_ns = 0, 0
     while drawn < bounds.most:
         gaps = draw_gaps(min(CHUNK, bounds.most - drawn)) * (NS_PER_S / bounds.rate)

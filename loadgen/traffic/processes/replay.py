@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from sluice.loadgen.traffic.processes.bounds import MAX_QUERIES, Bounds, Floats, Times
+from sluice.loadgen.traffic.processes.bounds import MAX_QUERIES, ArrivalBounds, Floats, Times
 from sluice.models.units import NS_PER_S
 
 
-def replay(times: Floats, bounds: Bounds) -> Times:
+def replay(times: Floats, bounds: ArrivalBounds) -> Times:
     """A trace's arrivals, scaled in time to the mean rate of the bounds.
 
     `times` ascend, in any unit, and are not all equal. The trace starts at its beginning and repeats while the run is

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sluice.loadgen.traffic.processes.bounds import Bounds, Floats, Times
+from sluice.loadgen.traffic.processes.bounds import ArrivalBounds, Floats, Times
 from sluice.loadgen.traffic.processes.renewal import CHUNK, DrawGaps
 from sluice.models.units import NS_PER_S
 
@@ -21,7 +21,7 @@ class RateCurve(Protocol):
         ...
 
 
-def varying(bounds: Bounds, curve: RateCurve, draw_gaps: DrawGaps) -> Times:
+def varying(bounds: ArrivalBounds, curve: RateCurve, draw_gaps: DrawGaps) -> Times:
     """Arrivals whose rate is `bounds.rate` times the curve, by inversion of its integral (Çinlar 1975).
 
     With exponential gaps this is exactly the inhomogeneous Poisson process of that rate.

@@ -33,7 +33,7 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Trace:
+class ArrivalTrace:
     """Columns of shape (arrivals,), in the order of the times `t_s`: float64 seconds, not below 0.
 
     `size` is int64 and counts rows or tokens, -1 where unknown. `slo_ms` is float64, NaN where there is no objective. A
@@ -49,11 +49,11 @@ class Trace:
     def __len__(self) -> int:
         return len(self.t_s)
 
-    def take(self, rows: Rows, t_s: npt.NDArray[np.float64]) -> "Trace":
+    def take(self, rows: Rows, t_s: npt.NDArray[np.float64]) -> "ArrivalTrace":
         """These arrivals, in any order and any number of times, at other times; sorted by them."""
         order = np.argsort(t_s, kind="stable")
         rows = rows[order]
-        return Trace(
+        return ArrivalTrace(
             t_s[order],
             None if self.model is None else self.model.take(rows),
             None if self.query_class is None else self.query_class.take(rows),
@@ -61,14 +61,14 @@ class Trace:
             None if self.slo_ms is None else self.slo_ms[rows],
         )
 
-    def followed_by(self, other: "Trace") -> "Trace":
+    def followed_by(self, other: "ArrivalTrace") -> "ArrivalTrace":
         """Both traces in one, which has the columns that either has."""
         size, slo_ms = self.size, self.slo_ms
         if size is not None or other.size is not None:
             size = np.concatenate([_filled(each.size, len(each), -1) for each in (self, other)])
         if slo_ms is not None or other.slo_ms is not None:
             slo_ms = np.concatenate([_filled(each.slo_ms, len(each), np.nan) for each in (self, other)])
-        whole = Trace(
+        whole = ArrivalTrace(
             np.concatenate((self.t_s, other.t_s)),
             _followed(self.model, other.model, len(self), len(other)),
             _followed(self.query_class, other.query_class, len(self), len(other)),
@@ -77,7 +77,7 @@ class Trace:
         )
         return whole.take(np.arange(len(whole)), whole.t_s)
 
-    def from_zero(self) -> "Trace":
+    def from_zero(self) -> "ArrivalTrace":
         """The trace with its first arrival at 0, in whole microseconds: dates leave no more of the digits."""
         return replace(self, t_s=np.round(self.t_s - self.t_s[0], 6))
 
@@ -143,13 +143,13 @@ class TraceBuilder:
         self._size.extend([size] * count)
         self._slo_ms.extend([slo_ms] * count)
 
-    def trace(self) -> Trace:
+    def trace(self) -> ArrivalTrace:
         """The trace, in the order of its times; raises `ConfigError` when there are no arrivals."""
         if not len(self):
             raise ConfigError(f"{self._path}: no arrivals; expected at least one")
         t_s = np.array(self._t_s)
         size, slo_ms = np.array(self._size), np.array(self._slo_ms)
-        whole = Trace(
+        whole = ArrivalTrace(
             t_s,
             self._model.labels(),
             self._class.labels(),

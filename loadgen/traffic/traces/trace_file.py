@@ -5,13 +5,13 @@ import math
 from pathlib import Path
 
 from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 from sluice.models.errors import ConfigError
 
 COLUMNS = ("t_s", "model", "class", "size", "slo_ms")
 
 
-def read_trace_file(path: str) -> Trace:
+def read_trace_file(path: str) -> ArrivalTrace:
     """Read a trace; raises `ConfigError` with the file and the line for anything else."""
     builder = TraceBuilder(path)
     with open_text(path) as file:
@@ -26,7 +26,7 @@ def read_trace_file(path: str) -> Trace:
     return builder.trace()
 
 
-def write_trace_file(trace: Trace, path: str) -> None:
+def write_trace_file(trace: ArrivalTrace, path: str) -> None:
     """Write a trace, to the nanosecond; raises `ConfigError` when the file cannot be written."""
     columns = [[f"{seconds:.9f}".rstrip("0").rstrip(".") for seconds in trace.t_s.tolist()]]
     heading = ["t_s"]

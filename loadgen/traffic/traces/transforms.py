@@ -12,7 +12,7 @@ import numpy as np
 
 from sluice.loadgen.traffic.processes.renewal import MAX_CV, MIN_CV, gamma_gaps
 from sluice.loadgen.traffic.shares import choose, zipf_shares
-from sluice.loadgen.traffic.traces.trace import MAX_TRACE, Labels, Trace
+from sluice.loadgen.traffic.traces.trace import MAX_TRACE, ArrivalTrace, Labels
 from sluice.models.errors import ConfigError
 
 _FEWEST_GAPS = 3
@@ -32,7 +32,7 @@ class FunctionMapping(enum.StrEnum):
     ZIPF = "zipf"
 
 
-def sliced(trace: Trace, from_s: float, to_s: float) -> Trace:
+def sliced(trace: ArrivalTrace, from_s: float, to_s: float) -> ArrivalTrace:
     """The arrivals from `from_s` on and before `to_s`, with `from_s` as the new 0."""
     if not 0 <= from_s < to_s:
         raise ConfigError(f"--from and --to: expected 0 <= from < to, got {from_s:g} and {to_s:g}")
@@ -43,14 +43,14 @@ def sliced(trace: Trace, from_s: float, to_s: float) -> Trace:
     return trace.take(np.arange(first, end), trace.t_s[first:end] - from_s)
 
 
-def time_scaled(trace: Trace, factor: float) -> Trace:
+def time_scaled(trace: ArrivalTrace, factor: float) -> ArrivalTrace:
     """All times multiplied by `factor` [time_scale_factor]: below 1 the trace is faster and its rate higher."""
     if not 0 < factor < math.inf:
         raise ConfigError(f"--time-scale: expected a number above 0, got {factor:g}")
     return replace(trace, t_s=trace.t_s * factor)
 
 
-def rate_scaled(trace: Trace, factor: float, rng: np.random.Generator) -> Trace:
+def rate_scaled(trace: ArrivalTrace, factor: float, rng: np.random.Generator) -> ArrivalTrace:
     """As many arrivals as before times `factor`, on average, in the same time [rate_scale_factor].
 
     Below 1 each arrival stays with that chance (thinning). Above 1 each is followed by copies at uniform times before
@@ -70,7 +70,9 @@ def rate_scaled(trace: Trace, factor: float, rng: np.random.Generator) -> Trace:
     return trace.take(rows, trace.t_s[rows] + np.where(is_copy, rng.random(len(rows)), 0) * gaps[rows])
 
 
-def refitted(trace: Trace, window_s: float, cv: float | None, cv_scale: float, rng: np.random.Generator) -> Trace:
+def refitted(
+    trace: ArrivalTrace, window_s: float, cv: float | None, cv_scale: float, rng: np.random.Generator
+) -> ArrivalTrace:
     """Gamma-distributed gaps in each window of `window_s` [interval_seconds], and as many arrivals there as before.
 
     Their coefficient of variation is `cv`, or else the measured one of the window times `cv_scale` [cv_scale_factor].
@@ -99,7 +101,9 @@ def refitted(trace: Trace, window_s: float, cv: float | None, cv_scale: float, r
     return trace.take(np.arange(len(trace)), t_s)
 
 
-def mapped(trace: Trace, models: Sequence[str], mapping: FunctionMapping, rng: np.random.Generator) -> Trace:
+def mapped(
+    trace: ArrivalTrace, models: Sequence[str], mapping: FunctionMapping, rng: np.random.Generator
+) -> ArrivalTrace:
     """The trace with `models` for its functions, which are what its column `model` names."""
     if trace.model is None:
         raise ConfigError("--models: the trace names no functions; expected a trace with a column model")

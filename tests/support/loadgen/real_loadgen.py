@@ -1,5 +1,9 @@
-"""MLPerf's own LoadGen with a system under test that answers at once, in a process of its own."""
+"""MLPerf's own LoadGen with a system under test that answers at once, in a process of its own.
 
+An answer is the number of the sample, in eight bytes.
+"""
+
+import array
 import json
 import os
 import re
@@ -29,14 +33,20 @@ class Observed:
 
 def observe(scenario: str, mode: str, samples: int, set_size: int, **settings: object) -> Observed:
     """Run LoadGen with the official seeds; `settings` are attributes of its `TestSettings`."""
-    arguments = json.dumps([scenario, mode, samples, set_size, settings])
+    with tempfile.TemporaryDirectory() as folder:
+        return observe_into(Path(folder), scenario, mode, samples, set_size, **settings)
+
+
+def observe_into(folder: Path, scenario: str, mode: str, samples: int, set_size: int, **settings: object) -> Observed:
+    """Run LoadGen as `observe` does, with its logs in a folder that exists."""
+    arguments = json.dumps([scenario, mode, samples, set_size, settings, str(folder)])
     command = [sys.executable, "-m", "tests.support.loadgen.real_loadgen", arguments]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     assert finished.returncode == 0, finished.stderr
     return Observed(**json.loads(finished.stdout))
 
 
-def _main(scenario: str, mode: str, samples: int, set_size: int, settings: dict[str, Any]) -> None:
+def _main(scenario: str, mode: str, samples: int, set_size: int, settings: dict[str, Any], folder: str) -> None:
     import mlperf_loadgen
 
     test = mlperf_loadgen.TestSettings()
@@ -52,17 +62,20 @@ def _main(scenario: str, mode: str, samples: int, set_size: int, settings: dict[
 
     def issue(query: list[Any]) -> None:
         queries.append([sample.index for sample in query])
-        mlperf_loadgen.QuerySamplesComplete([mlperf_loadgen.QuerySampleResponse(each.id, 0, 0) for each in query])
+        numbers = array.array("q", [sample.index for sample in query])
+        address = numbers.buffer_info()[0]
+        mlperf_loadgen.QuerySamplesComplete(
+            [mlperf_loadgen.QuerySampleResponse(each.id, address + 8 * i, 8) for i, each in enumerate(query)]
+        )
 
     target = mlperf_loadgen.ConstructSUT(issue, lambda: None)
     library = mlperf_loadgen.ConstructQSL(samples, set_size, lambda loaded: sets.append(list(loaded)), lambda _: None)
-    with tempfile.TemporaryDirectory() as folder:
-        log = mlperf_loadgen.LogSettings()
-        log.log_output.outdir = folder
-        log.log_output.copy_summary_to_stdout = False
-        mlperf_loadgen.StartTestWithLogSettings(target, library, test, log, "")
-        begins = _BEGIN.findall(Path(folder, "mlperf_log_trace.json").read_text(encoding="ascii"))
-        detail = Path(folder, "mlperf_log_detail.txt").read_text(encoding="utf-8")
+    log = mlperf_loadgen.LogSettings()
+    log.log_output.outdir = folder
+    log.log_output.copy_summary_to_stdout = False
+    mlperf_loadgen.StartTestWithLogSettings(target, library, test, log, "")
+    begins = _BEGIN.findall(Path(folder, "mlperf_log_trace.json").read_text(encoding="ascii"))
+    detail = Path(folder, "mlperf_log_detail.txt").read_text(encoding="utf-8")
     times = [int(us + ns) for _, us, ns in sorted(begins, key=lambda each: int(each[0]))]
     counts, ends = (
         [int(value) for value in re.findall(rf'"generated_query_{name}", "value": (\d+)', detail)]

@@ -5,7 +5,7 @@ import numpy as np
 from sluice.loadgen.traffic.traces.formats.counts import spread_counts
 from sluice.loadgen.traffic.traces.formats.options import ImportOptions
 from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text, parse_count
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 from sluice.models.errors import ConfigError
 
 HEADING = ("hashowner", "hashapp", "hashfunction", "trigger", "1")
@@ -13,7 +13,7 @@ _MINUTE_S = 60.0
 _MAX_MINUTES = 1440
 
 
-def read_azure_functions_2019(path: str, options: ImportOptions) -> Trace:
+def read_azure_functions_2019(path: str, options: ImportOptions) -> ArrivalTrace:
     """Read the columns HashFunction (the model), Trigger (the class) and 1 to at most 1440 (calls in that minute)."""
     builder = TraceBuilder(path)
     rng = options.generator()

@@ -1,13 +1,12 @@
 """Azure's trace of function invocations of 2021 (Zhang et al., SOSP '21): one row an invocation."""
 
-from sluice.loadgen.traffic.traces.formats.options import ImportOptions
 from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 
 HEADING = ("func", "end_timestamp", "duration")
 
 
-def read_azure_functions_2021(path: str, options: ImportOptions) -> Trace:
+def read_azure_functions_2021(path: str) -> ArrivalTrace:
     """Read the columns func (the model), end_timestamp and duration, both in seconds.
 
     A call arrives when it starts, which is its end less its duration.

@@ -1,13 +1,12 @@
 """Azure's traces of language model inference (Splitwise, ISCA '24): one row a request."""
 
-from sluice.loadgen.traffic.traces.formats.options import ImportOptions
 from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 
 HEADING = ("timestamp", "contexttokens", "generatedtokens")
 
 
-def read_azure_llm(path: str, options: ImportOptions) -> Trace:
+def read_azure_llm(path: str) -> ArrivalTrace:
     """Read the columns TIMESTAMP, ContextTokens (the size) and GeneratedTokens."""
     builder = TraceBuilder(path)
     with open_text(path) as file:

@@ -1,13 +1,12 @@
 """BurstGPT's traces (KDD '25): one row a request to a language model."""
 
-from sluice.loadgen.traffic.traces.formats.options import ImportOptions
 from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 
 HEADING = ("timestamp", "model", "request tokens")
 
 
-def read_burstgpt(path: str, options: ImportOptions) -> Trace:
+def read_burstgpt(path: str) -> ArrivalTrace:
     """Read the columns Timestamp (seconds), Model, Request tokens (the size) and, where there, Log Type (the class)."""
     builder = TraceBuilder(path)
     with open_text(path) as file:

@@ -18,7 +18,7 @@ from sluice.loadgen.traffic.traces.formats.options import ImportOptions
 from sluice.loadgen.traffic.traces.formats.per_second_counts import read_per_second_counts
 from sluice.loadgen.traffic.traces.formats.times import read_times
 from sluice.loadgen.traffic.traces.text_rows import MAX_LINE, open_text
-from sluice.loadgen.traffic.traces.trace import Trace
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace
 from sluice.loadgen.traffic.traces.trace_file import COLUMNS, read_trace_file
 from sluice.models.errors import ConfigError
 
@@ -36,15 +36,17 @@ class TraceFormat(enum.StrEnum):
     TIMES = "times"
 
 
-_READERS: dict[TraceFormat, Callable[[str, ImportOptions], Trace]] = {
-    TraceFormat.TRACE: lambda path, options: read_trace_file(path),
+_READERS: dict[TraceFormat, Callable[[str], ArrivalTrace]] = {
+    TraceFormat.TRACE: read_trace_file,
     TraceFormat.AZURE_LLM: azure_llm.read_azure_llm,
-    TraceFormat.AZURE_FUNCTIONS_2019: azure_functions_2019.read_azure_functions_2019,
     TraceFormat.AZURE_FUNCTIONS_2021: azure_functions_2021.read_azure_functions_2021,
     TraceFormat.MOONCAKE: mooncake.read_mooncake,
     TraceFormat.BURSTGPT: burstgpt.read_burstgpt,
-    TraceFormat.PER_SECOND_COUNTS: read_per_second_counts,
     TraceFormat.TIMES: read_times,
+}
+_READERS_OF_COUNTS: dict[TraceFormat, Callable[[str, ImportOptions], ArrivalTrace]] = {
+    TraceFormat.AZURE_FUNCTIONS_2019: azure_functions_2019.read_azure_functions_2019,
+    TraceFormat.PER_SECOND_COUNTS: read_per_second_counts,
 }
 _HEADINGS = {
     TraceFormat.TRACE: COLUMNS[:1],
@@ -66,16 +68,18 @@ def format_of(path: str) -> TraceFormat:
     return next((each for each, names in _HEADINGS.items() if heading.issuperset(names)), TraceFormat.TIMES)
 
 
-def import_trace(path: str, trace_format: TraceFormat, options: ImportOptions) -> Trace:
+def import_trace(path: str, trace_format: TraceFormat, options: ImportOptions) -> ArrivalTrace:
     """Read a trace of a format; raises `ConfigError` with the file, the line and what was expected."""
-    trace = _READERS[trace_format](path, options)
-    if options.keep == 1 or trace_format in (TraceFormat.AZURE_FUNCTIONS_2019, TraceFormat.PER_SECOND_COUNTS):
-        return trace  # of counts, only the share to keep has become arrivals
+    if (read_counts := _READERS_OF_COUNTS.get(trace_format)) is not None:
+        return read_counts(path, options)  # only the arrivals that are kept are made
+    trace = _READERS[trace_format](path)
+    if options.keep == 1:
+        return trace
     kept = np.flatnonzero(options.generator().random(len(trace)) < options.keep)
     return trace.take(kept, trace.t_s[kept])
 
 
-def open_trace(path: str) -> Trace:
+def open_trace(path: str) -> ArrivalTrace:
     """Read a trace of any format that its heading tells; one that has not changed is read once."""
     try:
         found = os.stat(path)
@@ -85,5 +89,5 @@ def open_trace(path: str) -> Trace:
 
 
 @lru_cache(maxsize=2)
-def _opened(path: str, modified_ns: int, size: int) -> Trace:
+def _opened(path: str, modified_ns: int, size: int) -> ArrivalTrace:
     return import_trace(path, format_of(path), ImportOptions())

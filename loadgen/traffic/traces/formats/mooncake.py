@@ -2,9 +2,8 @@
 
 import msgspec
 
-from sluice.loadgen.traffic.traces.formats.options import ImportOptions
 from sluice.loadgen.traffic.traces.text_rows import CsvTable, TextRows, open_text
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 
 HEADING = ("timestamp_ms", "input_length", "output_length")
 _MS_PER_S = 1e3
@@ -15,7 +14,7 @@ class _Request(msgspec.Struct):
     input_length: int
 
 
-def read_mooncake(path: str, options: ImportOptions) -> Trace:
+def read_mooncake(path: str) -> ArrivalTrace:
     """Read timestamp (milliseconds) and input_length (the size).
 
     Many timestamps of the public traces lie on a grid of 3 s, so they say little about bursts.

@@ -7,7 +7,7 @@ import numpy as np
 from sluice.loadgen.traffic.traces.formats.counts import spread_counts
 from sluice.loadgen.traffic.traces.formats.options import ImportOptions
 from sluice.loadgen.traffic.traces.text_rows import open_text
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 from sluice.models.errors import ConfigError
 
 MAX_SECONDS = 40_000_000
@@ -15,7 +15,7 @@ _CHUNK = 1 << 16
 _MOST_DIGITS = 12
 
 
-def read_per_second_counts(path: str, options: ImportOptions) -> Trace:
+def read_per_second_counts(path: str, options: ImportOptions) -> ArrivalTrace:
     """Read how many requests came in each of successive seconds; the file may be one long line."""
     counts = array("q")
     line = 1

@@ -1,14 +1,13 @@
 """Any CSV file with a column of times."""
 
-from sluice.loadgen.traffic.traces.formats.options import ImportOptions
 from sluice.loadgen.traffic.traces.text_rows import TextRows, open_text, parse_time
-from sluice.loadgen.traffic.traces.trace import Trace, TraceBuilder
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, TraceBuilder
 from sluice.models.units import unit_of
 
 _NS_PER_S = 1e9
 
 
-def read_times(path: str, options: ImportOptions) -> Trace:
+def read_times(path: str) -> ArrivalTrace:
     """Read the first column whose heading contains "time", or without such a heading the first column.
 
     Times are ISO 8601 timestamps, or numbers in seconds unless the heading ends in another unit (`_ms`, `_us`).

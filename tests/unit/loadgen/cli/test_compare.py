@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -122,3 +123,17 @@ def test_files_that_are_no_reports_are_refused_by_name(
     error = capsys.readouterr().err
     assert str(file) in error
     assert message in error
+
+
+def test_runs_that_were_limited_by_the_client_make_a_comparison_invalid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_reports(tmp_path / "old", noisy(tmp_path / "a", 1.0), 3)
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    late = json.loads((tmp_path / "new" / "1.json").read_text())
+    late["validity"]["limits"] = ["limited by the client"]
+    (tmp_path / "new" / "1.json").write_text(json.dumps(late))
+    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "new")]) == 4
+    result = capsys.readouterr().out.splitlines()[-1]
+    assert result.startswith("Result: INVALID")
+    assert result.endswith("1.json: limited by the client")

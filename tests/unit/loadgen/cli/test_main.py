@@ -80,6 +80,12 @@ def test_a_warmup_that_leaves_nothing_to_measure_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_find_max_refuses_a_schedule_which_has_one_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--target", write_simulation(tmp_path), "--model", "small", "--schedule", "x.npz"]
+    assert main(["find-max", *arguments]) == 1
+    assert "--schedule: has queries at one rate; expected --arrivals" in capsys.readouterr().err
+
+
 def test_find_max_refuses_a_warmup_of_the_whole_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "find-max",

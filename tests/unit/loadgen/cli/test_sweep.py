@@ -96,6 +96,7 @@ def test_a_sweep_with_invalid_runs_exits_with_4(tmp_path: Path, capsys: pytest.C
         ([], "sweep: expected one of --rates and --concurrencies"),
         (["--rates", "1", "--concurrencies", "1"], "sweep: expected one of --rates and --concurrencies"),
         (["--rates", "10", "--slo-scales", "1", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
+        (["--rates", "10", "--schedule", "x"], "--schedule: has queries at one rate; expected --arrivals"),
     ],
 )
 def test_a_sweep_that_cannot_run_exits_with_1(

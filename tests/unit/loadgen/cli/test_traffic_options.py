@@ -68,7 +68,7 @@ def test_a_trace_that_names_models_is_a_mix_unless_a_model_is_given(
     report = run(shared, tmp_path, *arguments)
     # `small` takes 10 ms: more than the 9 ms of the first query, and less than the 11 ms of the last.
     assert report["metrics"]["good"] == 2  # type: ignore[index]
-    report = run(shared, tmp_path, *arguments, "--slo-scale", "1.2")
+    report = run(shared, tmp_path, *arguments, "--slo-scale", "relaxed")
     assert report["metrics"]["good"] == 3  # type: ignore[index]
     out.unlink()
     main(["schedule", "make", *shared, *arguments, "--model", "small", "--out", str(out)])
@@ -170,6 +170,7 @@ def test_traffic_that_cannot_be_made_is_refused(
         ("--cancel", "10%@soon", "expected PERCENT%@TIME"),
         ("--deadline-spread", "50", "expected LOW..HIGH, such as 50..200ms, got '50'"),
         ("--deadline-spread", "50..20ms", "expected LOW..HIGH with 0 < LOW < HIGH, got 50..20 ms"),
+        ("--slo-scale", "lax", "expected a number, strict, moderate, relaxed; got 'lax'"),
         ("--profile", "100", "expected RATE@TIME or RATE..RATE@TIME"),
         ("--states", "1", "expected FACTOR@TIME"),
     ],

@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 
 from sluice.loadgen.mixes import requests
-from sluice.loadgen.mixes.mix import Stream, mix_of_trace
+from sluice.loadgen.mixes.mix import MixStream, mix_of_trace
 from sluice.loadgen.mixes.requests import RequestTable, assign
 from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.loadgen.traffic.traces.trace import Labels, Trace
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, Labels
 from sluice.models.errors import ConfigError
 
 MS = 1_000_000
 QUERIES = 40_000
 
 
-def stream(name: str, share: float = 1, slo_ms: float | None = None, priority: int = 0) -> Stream:
-    return Stream(name=name, model=f"model-{name}", share=share, slo_ms=slo_ms, priority=priority)
+def stream(name: str, share: float = 1, slo_ms: float | None = None, priority: int = 0) -> MixStream:
+    return MixStream(name=name, model=f"model-{name}", share=share, slo_ms=slo_ms, priority=priority)
 
 
 def samples(rows: int, first: int = 0, rows_per_query: int = 1, labelled: bool = False) -> Samples:
@@ -31,9 +31,9 @@ def plain(queries: int = QUERIES, size: int = 10, group: int = 1) -> Schedule:
 
 def assigned(
     schedule: Schedule,
-    streams: Sequence[Stream],
+    streams: Sequence[MixStream],
     contents: Sequence[Samples],
-    trace: Trace | None = None,
+    trace: ArrivalTrace | None = None,
     spread: DeadlineSpread | None = None,
     cancellation: Cancellation | None = None,
     seed: int = 1,
@@ -109,7 +109,7 @@ def test_a_share_of_the_queries_is_given_up() -> None:
     assert schedule.sample.tolist() == plain().sample.tolist()
 
 
-TRACE = Trace(
+TRACE = ArrivalTrace(
     np.arange(4.0),
     Labels(("a", "b"), np.array([0, 1, 1, 0], np.int32)),
     slo_ms=np.array([np.nan, 20.0, 30.0, 20.0]),
@@ -125,7 +125,7 @@ def test_a_trace_names_the_stream_and_the_objective_of_each_query_also_when_it_s
 
 def test_a_trace_with_very_many_objectives_has_64_of_them() -> None:
     slo_ms = np.linspace(10, 1000, 1000)
-    trace = Trace(np.arange(1000.0), slo_ms=slo_ms)
+    trace = ArrivalTrace(np.arange(1000.0), slo_ms=slo_ms)
     table, schedule = assigned(plain(1000), [stream("a")], [samples(10)], trace=trace)
     found = table.slo_ns(schedule.sample) / MS
     assert len(np.unique(found)) <= 64
@@ -141,17 +141,17 @@ def test_a_stream_that_the_mix_lacks_is_refused() -> None:
 def test_a_trace_that_names_models_and_classes_is_a_mix() -> None:
     labels = Labels(("m", "n"), np.array([0, 1, 0], np.int32))
     classes = Labels(("", "x"), np.array([0, 1, 1], np.int32))
-    mix = mix_of_trace(Trace(np.arange(3.0), labels, classes), "t.csv", stream("", slo_ms=70))
+    mix = mix_of_trace(ArrivalTrace(np.arange(3.0), labels, classes), "t.csv", stream("", slo_ms=70))
     assert [(each.name, each.model, each.slo_ms) for each in mix.streams] == [
         ("m", "m", 70),
         ("m/x", "m", 70),
         ("n/x", "n", 70),
     ]
     with pytest.raises(ConfigError, match=r"t\.csv: names no models; expected --model, --mix or a column model"):
-        mix_of_trace(Trace(np.arange(3.0)), "t.csv", stream(""))
+        mix_of_trace(ArrivalTrace(np.arange(3.0)), "t.csv", stream(""))
     many = Labels(tuple(map(str, range(1025))), np.arange(1025, dtype=np.int32))
     with pytest.raises(ConfigError, match="names 1025 models; expected at most 1024: divide them among models"):
-        mix_of_trace(Trace(np.arange(1025.0), many), "t.csv", stream(""))
+        mix_of_trace(ArrivalTrace(np.arange(1025.0), many), "t.csv", stream(""))
 
 
 def test_labels_belong_to_the_rows_of_their_stream() -> None:

@@ -1,34 +1,24 @@
 """Runs of MLPerf's own LoadGen, in a child process, and what its trace tells of their samples."""
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM, LoggedRun, LoggedSettings
+from tests.support.loadgen.real_loadgen import observe_into
 
 SAMPLES = 128
-OFFICIAL_SEEDS = {
-    "qsl_rng_seed": 2085463073848966840,
-    "sample_index_rng_seed": 2747215439041700203,
-    "schedule_rng_seed": 16159082839903944936,
-}
 _TRACED = re.compile(
     r'"name":"Sample".*"ph":"b".*"ts":([\d.]+),.*"sample_seq":(\d+),.*"sample_idx":(\d+),.*"complete_ns":(-?\d+)'
 )
-_CHILD = Path(__file__).parent / "loadgen_child.py"
-_CHILD_SECONDS = 60
 
 
 def run_loadgen(scenario: str, mode: str, folder: Path, settings: dict[str, object]) -> None:
-    """Run LoadGen into a folder."""
+    """Run LoadGen into a new folder."""
     folder.mkdir()
-    arguments = [scenario, mode, str(folder), json.dumps(OFFICIAL_SEEDS | settings)]
-    subprocess.run([sys.executable, str(_CHILD), *arguments], check=True, timeout=_CHILD_SECONDS)
+    observe_into(folder, scenario, mode, SAMPLES, SAMPLES, **settings)
 
 
 def retold(folder: Path, scenario: str, settings: LoggedSettings, loaded: Sequence[int]) -> LoggedRun:

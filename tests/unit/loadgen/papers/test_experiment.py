@@ -13,13 +13,13 @@ MISSED = {"clockwork"}
 """Experiments that miss a gate today."""
 
 ANSWERS = """
-from sluice.loadgen.papers.experiment import ExperimentReport, Finding, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import ExperimentFinding, ExperimentReport, PaperExperiment, gated
 
 def run(effort):
     if effort.seeds == 99:
         raise KeyboardInterrupt
     answer = gated("answer", "42", published="41", gate="42", is_met=effort.seeds == 1, why="it was asked twice")
-    return ExperimentReport((answer, Finding("question", "unknown")), ("| 42 |\\n",))
+    return ExperimentReport((answer, ExperimentFinding("question", "unknown")), ("| 42 |\\n",))
 
 EXPERIMENT = PaperExperiment("answers", "it has one", "Adams 1979", given="the answer", assumed="nothing", run=run)
 """

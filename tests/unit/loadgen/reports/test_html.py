@@ -2,6 +2,7 @@ import dataclasses
 import html.parser
 import re
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,7 +11,7 @@ from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.reports.html import run_page
 from sluice.loadgen.reports.markdown import run_markdown, runs_markdown
 from sluice.loadgen.run.result import RunResult
-from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from tests.unit.loadgen.results import MS, result_of
 
 CONFIG = RunConfig(target="http://host:1", model="<m>|x", rate=1000, slo_ms=10, warmup_s=0)
@@ -95,6 +96,15 @@ def test_a_run_without_an_answer_has_a_page_too() -> None:
     text = " ".join(read(run_page([result_of(CONFIG, latency_ms=1, queries=500, errors=500)])).texts)
     assert "Objective missed" in text
     assert "No query was answered." in text
+
+
+def test_queries_that_are_due_at_once_have_the_rate_of_their_answers() -> None:
+    result = result_of(msgspec.structs.replace(CONFIG, scenario=ScenarioName.OFFLINE, slo_ms=None), 8, queries=3000)
+    result.record.due_ns[:] = 0
+    text = " ".join(read(run_page([result])).texts)
+    assert "answered" in text.split("Queries a second")[1]
+    assert "Latency by second" not in text
+    assert "Lateness of the client" not in text.split("Circumstances")[0]
 
 
 def test_several_runs_are_compared() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -115,6 +116,15 @@ def test_stored_probes_of_no_use_to_the_search_are_left_out(tmp_path: Path) -> N
     assert longer.get(ProbePlan(0, 100.0, confirms=False)) is not None
     assert longer.get(ProbePlan(1, 200.0, confirms=False)) is not None
     assert longer.get(ProbePlan(2, 400.0, confirms=False)) is None
+
+
+def test_a_probe_that_was_interrupted_is_run_again(tmp_path: Path) -> None:
+    file, settings = tmp_path / "peak.json", SearchSettings()
+    cut = dataclasses.replace(result(200.0, 1), interrupted=True, invalid=["interrupted before its end"])
+    write_search(file, [result(100.0, 0), cut], settings)
+    stored = StoredProbes(file, settings, CONFIG)
+    assert stored.get(ProbePlan(0, 100.0, confirms=False)) is not None
+    assert stored.get(ProbePlan(1, 200.0, confirms=False)) is None
 
 
 @pytest.mark.parametrize(

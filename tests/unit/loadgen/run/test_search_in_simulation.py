@@ -43,7 +43,7 @@ def test_find_max_is_within_3_percent_of_the_theory_of_the_queue_m_d_1(
     target = write_simulation(tmp_path, host={"send_us": 940_000})
     report = tmp_path / "peak.json"
     objective = ["--slo-ms", "1000", "--percentile", f"{PERCENTILE}"]
-    bounds = ["--start", "60", "--precision", "1.5", "--duration", "150", "--min-duration", "20", "--warmup", "2"]
+    bounds = ["--start", "60", "--precision", "1.5", "--duration", "120", "--min-duration", "20", "--warmup", "2"]
     code = main(["find-max", "--target", target, "--model", "small", *objective, *bounds, "--json", str(report)])
     assert code == 0, capsys.readouterr().out
     found = json.loads(report.read_text())

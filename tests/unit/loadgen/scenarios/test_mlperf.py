@@ -5,7 +5,7 @@ import pytest
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
-from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, SampleChoice
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds, SampleChoice
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.models.errors import ConfigError
 
@@ -43,6 +43,13 @@ def test_bounds_cut_the_same_sequence(bounds: dict[str, Any], queries: int) -> N
     if "each_once" not in bounds:
         assert made.due_ns.tolist() == whole.due_ns[:queries].tolist()
         assert made.sample.tolist() == whole.sample[:queries].tolist()
+
+
+def test_a_seed_is_added_to_those_of_loadgen() -> None:
+    rules = MlperfRules(seeds=MlperfSeeds(2085463073848966843, 2747215439041700206, 16159082839903944939))
+    other = schedule(rate=1000.0, queries=50, seed=3)
+    assert other.digest == schedule(rate=1000.0, queries=50, mlperf=rules).digest
+    assert other.digest != schedule(rate=1000.0, queries=50).digest
 
 
 def test_streams_have_the_samples_of_loadgen_and_their_neighbours() -> None:

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 from sluice.loadgen.scenarios.config import RunConfig
-from sluice.loadgen.scenarios.server import Server
+from sluice.loadgen.scenarios.server import ServerScenario
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.models.errors import ConfigError
 
 
 def server(samples: int, **settings: object) -> Schedule:
-    return Server().schedule(RunConfig(target="", model="", **settings), samples)  # type: ignore[arg-type]
+    return ServerScenario().schedule(RunConfig(target="", model="", **settings), samples)  # type: ignore[arg-type]
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:

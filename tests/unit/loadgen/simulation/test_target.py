@@ -10,7 +10,7 @@ from sluice.batcher.fleet import fleet
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import BatchContext, Choice, QueueView
 from sluice.batcher.queues.queue import Queue
-from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.mixes.mix import Mix, MixStream
 from sluice.loadgen.records.model_statistics import ModelActivity
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.reports.text import run_text
@@ -321,15 +321,15 @@ def test_a_wrong_choice_names_the_policy_and_the_model(
         run(config(write_simulation(tmp_path), "small", 10, queries=5))
 
 
-def mix_of(*streams: Stream) -> Mix:
+def mix_of(*streams: MixStream) -> Mix:
     return Mix(streams, "mix.yaml")
 
 
 def test_models_and_pipelines_of_a_mix_share_the_machine(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, escalation={"cascade": {"large": 0.2}})
     mix = mix_of(
-        Stream(name="small", model="small", slo_ms=15),
-        Stream(name="cascade", model="cascade", share=3, slo_ms=500, rows=2),
+        MixStream(name="small", model="small", slo_ms=15),
+        MixStream(name="cascade", model="cascade", share=3, slo_ms=500, rows=2),
     )
     result = run(config(target, "", rate=1, queries=4000, mix=mix))
     record = result.record
@@ -355,7 +355,9 @@ def test_a_stream_with_a_priority_waits_less(tmp_path: Path) -> None:
         dynamic_batching { priority_levels: 2 default_priority_level: 2 }
         """
     )
-    mix = mix_of(Stream(name="urgent", model="small", priority=1), Stream(name="patient", model="small", priority=2))
+    mix = mix_of(
+        MixStream(name="urgent", model="small", priority=1), MixStream(name="patient", model="small", priority=2)
+    )
     result = run(config(target, "", rate=90, queries=2000, mix=mix))
     waited_ns = result.record.done_ns - result.record.due_ns
     assert waited_ns[result.record.stream == 0].mean() < waited_ns[result.record.stream == 1].mean() / 2

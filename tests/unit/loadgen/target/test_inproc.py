@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.in_process.doubling import Done, DoublingServer
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.target.base import TargetRequest
 from sluice.loadgen.target.inproc import InProcessTarget
@@ -81,6 +82,42 @@ def test_what_a_factory_returns_is_checked(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(ConfigError, match=r"its server has no metadata, prepare, submit, cancel, stop$"):
         asyncio.run(InProcessTarget("inproc:half_a_server:serve").metadata("m"))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def serve(:", r"badserver cannot be imported: SyntaxError\(.*"),
+        ("def serve():\n    return 1 // 0\n", r"the factory failed: ZeroDivisionError\(.*"),
+    ],
+)
+def test_a_factory_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    (tmp_path / "badserver.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "badserver", raising=False)
+    with pytest.raises(ConfigError, match=f"^--target inproc:badserver:serve: {message}$"):
+        asyncio.run(InProcessTarget("inproc:badserver:serve").metadata("m"))
+
+
+def test_a_call_that_ends_with_an_unknown_word_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(server: DoublingServer, request: object, done: Done, explain: bool) -> object:
+        done("fine", {}, "", "")
+        return None
+
+    async def run() -> Listener:
+        target, listener = InProcessTarget(EXAMPLE), Listener()
+        await target.prepare(REQUESTS, listener, keep_answers=False)
+        target.issue(0, 0)
+        await target.close()
+        return listener
+
+    monkeypatch.setattr(DoublingServer, "submit", submit)
+    (ended,) = asyncio.run(run()).ended.values()
+    assert ended.status is Status.ERROR
+    assert ended.reason == "the server ended a call with 'fine'; expected one of ok, shed, error"
 
 
 def test_headers_need_a_server_behind_a_socket() -> None:

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sluice.loadgen.traffic.processes.bounds import Bounds, Times
+from sluice.loadgen.traffic.processes.bounds import ArrivalBounds, Times
 from sluice.loadgen.traffic.processes.renewal import (
     constant_gaps,
     gamma_gaps,
@@ -16,11 +16,11 @@ from sluice.models.errors import ConfigError
 
 
 def poisson(rate: float, duration_s: float | None, queries: int | None, rng: np.random.Generator) -> Times:
-    return renewal(Bounds(rate, duration_s, queries), poisson_gaps(rng))
+    return renewal(ArrivalBounds(rate, duration_s, queries), poisson_gaps(rng))
 
 
 def gamma(rate: float, cv: float, duration_s: float | None, queries: int | None, rng: np.random.Generator) -> Times:
-    return renewal(Bounds(rate, duration_s, queries), gamma_gaps(cv, rng))
+    return renewal(ArrivalBounds(rate, duration_s, queries), gamma_gaps(cv, rng))
 
 
 def test_gaps_are_exponential_with_the_mean_of_the_rate() -> None:
@@ -110,12 +110,17 @@ def test_a_variation_that_cannot_be_drawn_is_refused(cv: float) -> None:
 
 
 def test_constant_arrivals_are_a_clock() -> None:
-    assert renewal(Bounds(4.0, 1.1, None), constant_gaps()).tolist() == [250_000_000, 500_000_000, 750_000_000, 10**9]
+    assert renewal(ArrivalBounds(4.0, 1.1, None), constant_gaps()).tolist() == [
+        250_000_000,
+        500_000_000,
+        750_000_000,
+        10**9,
+    ]
 
 
 def test_uniform_gaps_lie_between_their_limits_and_have_the_variation_that_was_asked_for() -> None:
     # ESG's heavy load: from 10 to 16.8 ms, which is a variation of 3.4 / sqrt(3) / 13.4.
-    gaps = np.diff(renewal(Bounds(1000 / 13.4, None, 100_000), uniform_gaps(0.146493, np.random.default_rng(2))))
+    gaps = np.diff(renewal(ArrivalBounds(1000 / 13.4, None, 100_000), uniform_gaps(0.146493, np.random.default_rng(2))))
     assert 9_999_900 < gaps.min() < 10_001_000
     assert 16_799_000 < gaps.max() < 16_800_100
     assert gaps.mean() == pytest.approx(13_400_000, rel=0.002)
@@ -123,7 +128,7 @@ def test_uniform_gaps_lie_between_their_limits_and_have_the_variation_that_was_a
 
 def test_pareto_gaps_have_the_tail_of_their_shape() -> None:
     """Lomax of shape 2.5 and mean 1: P(gap > x) = (1 + x / 1.5) ** -2.5."""
-    gaps = np.diff(renewal(Bounds(1000.0, None, 400_000), pareto_gaps(2.5, np.random.default_rng(4)))) / 1e6
+    gaps = np.diff(renewal(ArrivalBounds(1000.0, None, 400_000), pareto_gaps(2.5, np.random.default_rng(4)))) / 1e6
     assert gaps.mean() == pytest.approx(1.0, rel=0.02)
     assert [(gaps > limit).mean() for limit in (1.0, 5.0, 20.0)] == pytest.approx(
         [0.27885, 0.02566, 0.001301], rel=0.06
@@ -131,7 +136,7 @@ def test_pareto_gaps_have_the_tail_of_their_shape() -> None:
 
 
 def test_a_gap_of_a_very_heavy_tail_does_not_overflow() -> None:
-    arrivals = renewal(Bounds(1e-6, None, 100_000), pareto_gaps(1.05, np.random.default_rng(4)))
+    arrivals = renewal(ArrivalBounds(1e-6, None, 100_000), pareto_gaps(1.05, np.random.default_rng(4)))
     assert (np.diff(arrivals) >= 0).all()
 
 

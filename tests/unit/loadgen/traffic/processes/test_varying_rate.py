@@ -1,17 +1,17 @@
 import numpy as np
 import pytest
 
-from sluice.loadgen.traffic.processes.bounds import Bounds, Times
+from sluice.loadgen.traffic.processes.bounds import ArrivalBounds, Times
 from sluice.loadgen.traffic.processes.diurnal import DiurnalCurve
 from sluice.loadgen.traffic.processes.mmpp import ModulatedCurve, RateState, parse_states
-from sluice.loadgen.traffic.processes.profile import ProfileCurve, Segment, parse_profile
+from sluice.loadgen.traffic.processes.profile import ProfileCurve, RateSegment, parse_profile
 from sluice.loadgen.traffic.processes.renewal import constant_gaps, poisson_gaps
 from sluice.loadgen.traffic.processes.varying_rate import RateCurve, varying
 from sluice.models.errors import ConfigError
 
 
 def poisson(curve: RateCurve, rate: float, duration_s: float, seed: int = 3) -> Times:
-    return varying(Bounds(rate, duration_s, None), curve, poisson_gaps(np.random.default_rng(seed)))
+    return varying(ArrivalBounds(rate, duration_s, None), curve, poisson_gaps(np.random.default_rng(seed)))
 
 
 def counts(arrivals: Times, window_s: float, windows: int) -> list[int]:
@@ -20,9 +20,9 @@ def counts(arrivals: Times, window_s: float, windows: int) -> list[int]:
 
 def test_a_profile_is_read() -> None:
     assert parse_profile("100@10s, 100..400@500ms,0@1min") == (
-        Segment(100, 100, 10),
-        Segment(100, 400, 0.5),
-        Segment(0, 0, 60),
+        RateSegment(100, 100, 10),
+        RateSegment(100, 400, 0.5),
+        RateSegment(0, 0, 60),
     )
 
 
@@ -46,7 +46,7 @@ def test_what_is_no_profile_is_refused(text: str, message: str) -> None:
 def test_a_clock_on_a_profile_ticks_as_fast_as_its_rate() -> None:
     curve = ProfileCurve(parse_profile("2@1s,0@1s,4@1s"))
     assert curve.mean_rate == 2
-    arrivals = varying(Bounds(2.0, 6.0, None), curve, constant_gaps())
+    arrivals = varying(ArrivalBounds(2.0, 6.0, None), curve, constant_gaps())
     # Two arrivals in the first second, none in the second, four in the third; then the profile starts over. An arrival
     # at the end of a part is one at the beginning of the next that has any.
     assert (arrivals / 1e6).round().astype(int).tolist() == [
@@ -66,10 +66,10 @@ def test_a_clock_on_a_profile_ticks_as_fast_as_its_rate() -> None:
 
 def test_a_ramp_is_exact() -> None:
     """At a rate of 2t the k-th tick of a clock is due at the root of k."""
-    curve = ProfileCurve([Segment(0, 8, 4)])
-    arrivals = varying(Bounds(4.0, 4.0, None), curve, constant_gaps())
+    curve = ProfileCurve([RateSegment(0, 8, 4)])
+    arrivals = varying(ArrivalBounds(4.0, 4.0, None), curve, constant_gaps())
     assert arrivals.tolist() == pytest.approx([1e9 * k**0.5 for k in range(1, 16)], abs=10)
-    falling = varying(Bounds(4.0, 4.0, None), ProfileCurve([Segment(8, 0, 4)]), constant_gaps())
+    falling = varying(ArrivalBounds(4.0, 4.0, None), ProfileCurve([RateSegment(8, 0, 4)]), constant_gaps())
     assert falling.tolist() == pytest.approx([4e9 - 1e9 * (16 - k) ** 0.5 for k in range(1, 16)], abs=10)
 
 

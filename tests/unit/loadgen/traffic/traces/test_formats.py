@@ -5,7 +5,7 @@ import pytest
 
 from sluice.loadgen.traffic.traces.formats.found import TraceFormat, format_of, import_trace, open_trace
 from sluice.loadgen.traffic.traces.formats.options import ImportOptions, Spread
-from sluice.loadgen.traffic.traces.trace import Trace
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace
 from sluice.models.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def test_any_file_with_times_is_a_trace(tmp_path: Path, text: str, times: list[f
     assert open_trace(path).t_s.tolist() == times
 
 
-def columns(trace: Trace) -> dict[str, list[object]]:
+def columns(trace: ArrivalTrace) -> dict[str, list[object]]:
     model, query_class = trace.model, trace.query_class
     return {
         "t_s": trace.t_s.round(6).tolist(),

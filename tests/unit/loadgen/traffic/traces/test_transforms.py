@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.loadgen.traffic.traces.trace import Labels, Trace
+from sluice.loadgen.traffic.traces.trace import ArrivalTrace, Labels
 from sluice.loadgen.traffic.traces.trace_file import read_trace_file, write_trace_file
 from sluice.loadgen.traffic.traces.transforms import (
     FunctionMapping,
@@ -19,14 +19,14 @@ RNG = np.random.default_rng
 STRIPE = FunctionMapping.STRIPE
 
 
-def functions(names: str) -> Trace:
+def functions(names: str) -> ArrivalTrace:
     """One arrival a second, of the functions with these letters."""
     used = {name: number for number, name in enumerate(dict.fromkeys(names))}
     labels = Labels(tuple(used), np.array([used[name] for name in names], np.int32))
-    return Trace(np.arange(len(names), dtype=np.float64), labels, size=np.arange(len(names)))
+    return ArrivalTrace(np.arange(len(names), dtype=np.float64), labels, size=np.arange(len(names)))
 
 
-def models(trace: Trace) -> list[str]:
+def models(trace: ArrivalTrace) -> list[str]:
     assert trace.model is not None
     return [trace.model.names[each] for each in trace.model.index]
 
@@ -46,7 +46,7 @@ def test_a_trace_at_half_its_times_is_twice_as_fast() -> None:
 
 
 def test_thinning_keeps_each_arrival_with_equal_chance() -> None:
-    trace = Trace(np.arange(100_000, dtype=np.float64))
+    trace = ArrivalTrace(np.arange(100_000, dtype=np.float64))
     thinned = rate_scaled(trace, 0.3, RNG(1))
     assert len(thinned) == pytest.approx(30_000, abs=4 * 145)
     gaps = np.diff(thinned.t_s)
@@ -67,7 +67,7 @@ def test_replication_puts_copies_before_the_next_arrival() -> None:
 @pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
 def test_a_refit_has_the_variation_that_was_asked_for_and_keeps_the_counts(cv: float) -> None:
     rng = RNG(3)
-    trace = Trace(np.sort(np.concatenate((rng.random(30_000) * 100, 100 + rng.random(10_000) * 100))))
+    trace = ArrivalTrace(np.sort(np.concatenate((rng.random(30_000) * 100, 100 + rng.random(10_000) * 100))))
     refit = refitted(trace, 100.0, cv, 1.0, RNG(4))
     assert np.bincount((refit.t_s // 100).astype(int)).tolist() == [30_000, 10_000]
     gaps = np.diff(refit.t_s[:30_000])
@@ -75,13 +75,13 @@ def test_a_refit_has_the_variation_that_was_asked_for_and_keeps_the_counts(cv: f
 
 
 def test_a_refit_may_scale_the_variation_of_each_window() -> None:
-    trace = Trace(np.cumsum(-np.log(RNG(3).random(50_000))))
+    trace = ArrivalTrace(np.cumsum(-np.log(RNG(3).random(50_000))))
     gaps = np.diff(refitted(trace, 5000.0, None, 2.0, RNG(4)).t_s)
     assert gaps.std() / gaps.mean() == pytest.approx(2.0, rel=0.05)
 
 
 def test_windows_with_few_arrivals_stay_as_they_are() -> None:
-    trace = Trace(np.array([0.0, 1.0, 2.0, 10.0, 11.0]))
+    trace = ArrivalTrace(np.array([0.0, 1.0, 2.0, 10.0, 11.0]))
     assert refitted(trace, 5.0, 4.0, 1.0, RNG(4)).t_s.tolist() == trace.t_s.tolist()
 
 
@@ -116,7 +116,7 @@ def test_functions_are_divided_by_zipfs_law() -> None:
             "--models: expected different names, got 'a,a'",
         ),
         (
-            lambda t: mapped(Trace(t.t_s), ["a"], FunctionMapping.STRIPE, RNG(0)),
+            lambda t: mapped(ArrivalTrace(t.t_s), ["a"], FunctionMapping.STRIPE, RNG(0)),
             "--models: the trace names no functions",
         ),
     ],
@@ -128,7 +128,7 @@ def test_a_change_that_cannot_be_made_is_refused(change, message: str) -> None: 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = str(tmp_path / "trace.csv")
-    whole = Trace(
+    whole = ArrivalTrace(
         np.array([0.0, 0.25, 1.000000001]),
         Labels(("a,b", "c"), np.array([0, 1, 0], np.int32)),
         Labels(("", "x"), np.array([0, 1, 1], np.int32)),
@@ -144,7 +144,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert models(read) == ["a,b", "c", "a,b"]
     assert read.size is not None
     assert read.size.tolist() == [-1, 3, 4]
-    write_trace_file(Trace(np.array([0.0, 30.0])), path)
+    write_trace_file(ArrivalTrace(np.array([0.0, 30.0])), path)
     assert Path(path).read_text() == "t_s\n0\n30\n"
 
 
