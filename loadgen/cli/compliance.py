@@ -109,6 +109,8 @@ def _usual_config(test: ComplianceTest, options: argparse.Namespace) -> RunConfi
     config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))
     if config.arrivals.process not in (ArrivalProcess.POISSON, ArrivalProcess.MLPERF):
         raise ConfigError(f"--arrivals: compliance tests take LoadGen's, mlperf; got {config.arrivals.process}")
+    if config.seed:
+        raise ConfigError(f"--seed: compliance tests have MLPerf's seeds; expected 0, got {config.seed}")
     # LoadGen counts all queries, from the first.
     config = msgspec.structs.replace(config, arrivals=Arrivals(ArrivalProcess.MLPERF), warmup_s=0.0)
     check_loggable(config)

@@ -65,7 +65,7 @@ def run_as_logged(result: RunResult) -> LoggedRun:
         scenario=scenario,
         accuracy_mode=config.each_once,
         settings=_settings(result, len(rows), group),
-        loaded=_loaded(result),
+        loaded=_loaded(result, group),
         samples=record.sample[rows],
         start_ns=record.due_ns[rows],
         done_ns=record.done_ns[rows],
@@ -82,10 +82,11 @@ def run_as_logged(result: RunResult) -> LoggedRun:
     )
 
 
-def _loaded(result: RunResult) -> list[int]:
+def _loaded(result: RunResult, group: int) -> list[int]:
     if not is_mlperf(result.config):
         return list(range(result.sample_count))
-    rules = msgspec.structs.replace(result.config.mlperf, seeds=result.config.mlperf_seeds)
+    config = result.config
+    rules = msgspec.structs.replace(config.mlperf, seeds=config.mlperf_seeds, samples_per_query=group)
     return [int(sample) for sample in performance_set(result.sample_count, rules)]
 
 

@@ -224,6 +224,10 @@ def test_other_seeds_are_no_slower_in_a_simulation(tmp_path: Path, capsys: pytes
         (["TEST01", "--tolerance", "-1"], "--tolerance: expected at least 0, got -1"),
         (["TEST01", "--logged-answers", "0"], "--logged-answers: expected at least 1, got 0"),
         (
+            ["TEST04", "--target", "http://x", "--model", "m", "--out", "o", "--seed", "1"],
+            "--seed: compliance tests have",
+        ),
+        (
             ["TEST04", "--target", "http://x", "--model", "m", "--out", "o", "--scenario", "jobs"],
             "MLPerf has no scenario jobs",
         ),

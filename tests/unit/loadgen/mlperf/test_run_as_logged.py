@@ -5,6 +5,7 @@ import pytest
 
 from sluice.loadgen.cli.main import main
 from sluice.loadgen.mlperf.logs import ACCURACY, DETAIL, SUMMARY
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds, performance_set
 from tests.support.loadgen.v2_server import server
 from tests.unit.loadgen.mlperf.published_rules import PublishedLog, summary_score
 from tests.unit.loadgen.simulated_server import write_simulation
@@ -60,15 +61,24 @@ def test_a_scenario_that_mlperf_does_not_have_is_not_run_for_its_logs(
 
 def test_the_seeds_and_the_loaded_set_of_loadgens_queries_are_logged(tmp_path: Path) -> None:
     arguments = ["--target", write_simulation(tmp_path), "--arrivals", "mlperf", "--rate", "20", "--duration", "30"]
-    main([*RUN, *arguments, "--seed", "0", "--slo-ms", "100", "--mlperf-logs", str(tmp_path / "logs")])
+    main([*RUN, *arguments, "--slo-ms", "100", "--mlperf-logs", str(tmp_path / "logs")])
     values = PublishedLog(tmp_path / "logs" / DETAIL).values
-    assert values["effective_qsl_rng_seed"] == 2085463073848966840
-    assert values["effective_schedule_rng_seed"] == 16159082839903944936
+    # `--seed 1` is added to the official seeds.
+    assert values["effective_qsl_rng_seed"] == 2085463073848966841
+    assert values["effective_schedule_rng_seed"] == 16159082839903944937
     assert values["effective_min_duration_ms"] == 30000
     assert values["result_min_duration_met"] is True
-    # Sixty-four random samples, in an order of the official seed.
-    assert sorted(values["loaded_qsl_set"]) == list(range(64))
-    assert values["loaded_qsl_set"] != list(range(64))
+    # Sixty-four random samples, in LoadGen's order.
+    rules = MlperfRules(seeds=MlperfSeeds(qsl=2085463073848966841))
+    assert values["loaded_qsl_set"] == performance_set(64, rules).tolist()
+
+
+def test_the_loaded_set_of_a_multi_stream_run_ends_with_a_copy_of_its_beginning(tmp_path: Path) -> None:
+    arguments = ["--target", write_simulation(tmp_path), "--arrivals", "mlperf", "--scenario", "multi-stream"]
+    main([*RUN, *arguments, "--queries", "10", "--mlperf-logs", str(tmp_path / "logs")])
+    loaded = PublishedLog(tmp_path / "logs" / DETAIL).values["loaded_qsl_set"]
+    assert len(loaded) == 64 + 7
+    assert loaded[64:] == loaded[:7]
 
 
 def test_accuracy_mode_logs_the_bytes_of_every_answer(tmp_path: Path) -> None:
