@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="MODEL", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds (default 5)")
     parser.add_argument("--quick", action="store_true", help="short runs, to see that all works")
-    parser.add_argument("--minutes", type=float, default=70.0, help="start no server after so long (default 70)")
+    parser.add_argument(
+        "--minutes", type=float, default=70.0, help="start no server when so long has been measured (default 70)"
+    )
     parser.add_argument("--out", type=Path, default=EVIDENCE, metavar="DIR", help="folder of peers.md and peers.json")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the server that runs
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         inputs = Inputs(files, served, requests, right, loadgen)
         models = [model for model in MODELS if model.name in options.models]
         try:
-            _rounds(chosen, models, inputs, results, time.monotonic() + options.minutes * 60, Path(scratch))
+            _rounds(chosen, models, inputs, results, options.minutes, Path(scratch))
         finally:
             loadgen.end()
     (options.out / "peers.md").write_text(document(results))
@@ -97,7 +99,7 @@ def _processor() -> str:
 
 
 def _rounds(
-    peers: list[Peer], models: list[Model], inputs: Inputs, results: Results, deadline: float, scratch: Path
+    peers: list[Peer], models: list[Model], inputs: Inputs, results: Results, minutes: float, scratch: Path
 ) -> None:
     environments: dict[str, Path] = {}
     for peer in peers:
@@ -108,6 +110,7 @@ def _rounds(
             results.peers[peer.key] = {"failed": str(error)}
         print(f"{peer.name}: {results.peers[peer.key]}", flush=True)
     results.save()
+    deadline = time.monotonic() + minutes * 60
     effort = client.QUICK if results.settings["quick"] else client.FULL
     for number in range(1, results.settings["rounds"] + 1):
         turn = number % len(peers)

@@ -63,12 +63,15 @@ class RunningPeer:
         return sum(pss_kb(pid) for pid in self.pids()) / 1024
 
     def start(self) -> None:
-        """Start all processes."""
+        """Start all processes; raises PeerFailed where the program is not there."""
         command, variables, folder = self.peer.launch(self._place, self._models)
         with pinned(CORE), (self._place.scratch / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, env=variables, cwd=folder, stdout=log, stderr=log, start_new_session=True
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command, env=variables, cwd=folder, stdout=log, stderr=log, start_new_session=True
+                )
+            except OSError as error:
+                raise PeerFailed(f"cannot be started: {error}") from error
 
     def end(self) -> None:
         """End all processes."""

@@ -5,8 +5,18 @@ from collections.abc import Callable, Iterator
 
 from sluice.batcher.interface.events import RequestArrived
 from sluice.loadgen.records.progress import QueryCounts
-from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.traffic.pacing import Pacing
+from sluice.models.units import NS_PER_US
+
+REFUSAL_NS = 20 * NS_PER_US
+"""The time that a client takes for a query that was refused, before the next one leaves in a closed loop.
+
+Without it, clients of a target that refuses at once would ask without end in the same instant of virtual time.
+"""
+
+
+_SHED = Status.SHED
 
 
 class PacedArrivals(Iterator[tuple[int, RequestArrived]]):
@@ -29,12 +39,14 @@ class PacedArrivals(Iterator[tuple[int, RequestArrived]]):
         self._ends_ns: deque[int] = deque()
         self._counted = 0
         self._free_ns = 0
+        self._refused_ns = 0
         self._take(record)
 
     def _take(self, record: Record) -> None:
         self.record = record
         self._due_ns, self._samples = record.due_ns.data, record.sample.data
         self._sent_ns, self._done_ns = record.sent_ns.data, record.done_ns.data
+        self._status = record.status.data
 
     def counts(self) -> QueryCounts:
         """The numbers of queries so far; may be called from any thread."""
@@ -49,6 +61,8 @@ class PacedArrivals(Iterator[tuple[int, RequestArrived]]):
         self._ended += 1
         end_ns = self._done_ns[query] = max(end_ns, self._sent_ns[query])
         if self._pacing.outstanding is not None:
+            if self._status[query] == _SHED:
+                end_ns = self._refused_ns = max(end_ns, self._refused_ns) + REFUSAL_NS
             self._ends_ns.append(end_ns)
 
     def __next__(self) -> tuple[int, RequestArrived]:

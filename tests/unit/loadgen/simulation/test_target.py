@@ -393,3 +393,11 @@ def test_a_closed_loop_goes_on_when_a_query_is_given_up(tmp_path: Path) -> None:
     result = run(config(write_simulation(tmp_path), "small", rate=0, queries=50, **closed))
     assert (result.record.status == Status.CANCELLED).all()
     assert np.diff(result.record.due_ns).tolist() == [4_000_000] * 49
+
+
+def test_a_closed_loop_ends_although_the_target_refuses_in_the_same_instant(tmp_path: Path) -> None:
+    closed = {"scenario": ScenarioName.CONCURRENCY, "concurrency": 4, "duration_s": 0.01, "queries": None}
+    target = write_simulation(tmp_path, policy={"name": "deadline"})
+    result = run(config(target, "small", rate=0, slo_ms=1, **closed))
+    assert (result.record.status == Status.SHED).all()
+    assert set(np.diff(result.record.due_ns)[3:].tolist()) == {20_000}, "the time that a client takes for a refusal"
