@@ -205,6 +205,10 @@ def _servers(results: Results) -> Iterator[str]:
     failed = {
         peer.name: results.peers[peer.key]["failed"] for peer in PEERS if "failed" in results.peers.get(peer.key, {})
     }
+    measured = {entry["peer"] for entry in results.entries}
+    for peer in PEERS:
+        if peer.key not in measured:
+            failed.setdefault(peer.name, "its turn has not come yet.")
     for entry in results.entries:
         if "failed" in entry:
             name = next(peer.name for peer in PEERS if peer.key == entry["peer"])
