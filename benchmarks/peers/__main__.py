@@ -33,7 +33,7 @@ STEP_DOWN = 1.1
 
 
 class Inputs(NamedTuple):
-    """What all servers get: the ONNX files, the module of models, the rows, the right answers, and the client."""
+    """The material of all servers: the ONNX files, the module of models, rows, the right answers, and the client."""
 
     files: Path
     served: ModuleType

@@ -28,7 +28,7 @@ LIMIT_S = 180.0
 
 
 class Effort(NamedTuple):
-    """How long is measured: seconds of closed loops, seconds at a fixed rate, and the options of `find-max`."""
+    """The time of measurements: seconds of closed loops, seconds at a fixed rate, and the options of `find-max`."""
 
     loop_s: float
     fixed_s: float

@@ -11,6 +11,8 @@ from benchmarks.peers.results import Results
 from benchmarks.peers.workload import MODELS, SLO_MS, Model
 
 RESAMPLES = 2000
+FEWEST_ROUNDS = 3
+"""Intervals of fewer rounds say nothing."""
 OURS = "sluice"
 PROTOCOLS = {"http": "HTTP", "grpc": "gRPC"}
 
@@ -205,6 +207,10 @@ def _servers(results: Results) -> Iterator[str]:
     failed = {
         peer.name: results.peers[peer.key]["failed"] for peer in PEERS if "failed" in results.peers.get(peer.key, {})
     }
+    measured = {entry["peer"] for entry in results.entries}
+    for peer in PEERS:
+        if peer.key not in measured:
+            failed.setdefault(peer.name, "its turn has not come yet.")
     for entry in results.entries:
         if "failed" in entry:
             name = next(peer.name for peer in PEERS if peer.key == entry["peer"])
@@ -304,6 +310,7 @@ def _lost(results: Results, protocol: str, model: Model, measure: Measure) -> It
         theirs = median_of(results.values(peer.key, model.name, protocol, *measure.keys))
         if peer.key != OURS and ours is not None and theirs is not None and _better(measure, theirs.value, ours.value):
             apart = theirs.low > ours.high if measure.more_is_better else theirs.high < ours.low
+            apart = apart and len(results.values(peer.key, model.name, protocol, *measure.keys)) >= FEWEST_ROUNDS
             better.append(f"{peer.name} {measure.text(theirs.value)}{' (intervals apart)' if apart else ''}")
     if better and ours is not None:
         yield (

@@ -22,7 +22,7 @@ def install(peer: Peer) -> tuple[Path, str]:
     """Install a server unless it is there; its environment and its version. Raises NotInstalled."""
     if peer.key == "triton":
         try:
-            return set_up(), WHEEL.partition("==")[2]
+            return set_up(), WHEEL.replace("==", " ")
         except TritonUnavailable as error:
             raise NotInstalled(str(error)) from error
     environment, wanted = ENVIRONMENTS / peer.key, peer.requirements.read_text()

@@ -67,7 +67,7 @@ class Peer:
         return self.forms[model if model in self.forms else ""]
 
     def grpc_headers(self, model: str) -> dict[str, str]:
-        """What a call needs for the server to find the model."""
+        """The headers by which the server finds the model of a call."""
         return {"application": model} if self.key == "ray_serve" else {}
 
 

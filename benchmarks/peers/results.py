@@ -53,6 +53,8 @@ class Results:
             value: Any = entry.get("models", {}).get(model, {}).get(protocol) if entry["peer"] == peer else None
             for key in keys:
                 value = None if value is None else value[key]
+                if isinstance(value, dict) and value.get("client_limited"):
+                    value = None  # a search that the client ended says nothing about the server
             if value is not None:
                 found.append(float(value))
         return found

@@ -1,4 +1,4 @@
-"""How requests travel: the V2 protocol where a server speaks it, and else the form that its documentation shows."""
+"""The forms of requests: the V2 protocol where a server speaks it, and else the form that its documentation shows."""
 
 import base64
 import http.client

@@ -71,6 +71,7 @@ def test_the_page_has_figures_losses_and_what_is_not_installed(results: Results)
     assert "| Sluice | 5 000 [4 800, 5 200] | - | - | - | - |" in lines
     assert "| FastAPI | 1 050 [1 000, 1 100] | - | - | - | - |" in lines
     assert "Not measured: Triton: no wheel" in lines
+    assert "Not measured: Ray Serve: its turn has not come yet." in lines
     assert "So far 3 of 5 rounds have figures; the same command goes on from there." in page
     assert "load average was 2.5 to 4.5" in page
     losses = [line for line in lines if line.startswith("- ")]
