@@ -5,7 +5,6 @@ General clients cost 70 to 900 µs a request. This one costs some 10 µs, so tha
 
 import asyncio
 import http.client
-import socket
 from collections.abc import Iterable, Mapping
 from typing import cast
 
@@ -17,6 +16,7 @@ from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.target.address import parse_address
 from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, TargetRequest, TargetUnreachable
 from sluice.loadgen.target.http_connection import HttpConnection
+from sluice.loadgen.target.http_get import UnixHttpConnection, get
 from sluice.loadgen.target.http_response import Response
 from sluice.loadgen.target.pool import CONNECT_TIMEOUT_S, ConnectionPool, connect_failure
 from sluice.loadgen.target.v2 import (
@@ -64,7 +64,7 @@ class HttpTarget(ConnectionPool[HttpConnection]):
 
     async def metadata(self, model: str) -> TargetModel:
         """Read a model's metadata."""
-        status, body = await asyncio.to_thread(self._get, model_path(model))
+        status, body = await self._get(model_path(model))
         if status != 200:
             raise ConfigError(f"--model {model}: {self._place} answered {status} {_reason(body)}")
         return decode_metadata(body)
@@ -72,7 +72,7 @@ class HttpTarget(ConnectionPool[HttpConnection]):
     async def statistics(self) -> bytes | None:
         """Read the statistics of all models."""
         try:
-            status, body = await asyncio.to_thread(self._get, STATISTICS_PATH)
+            status, body = await self._get(STATISTICS_PATH)
         except TargetUnreachable:
             return None  # the figures of the run stay valid when the server dies under load
         return body if status == 200 else None
@@ -127,28 +127,26 @@ class HttpTarget(ConnectionPool[HttpConnection]):
     def _new_connection(self) -> HttpConnection:
         return HttpConnection(self, self._keep_answers)
 
-    def _get(self, path: str) -> tuple[int, bytes]:
-        host, port = self._address.host, self._port
-        if self._tls is None:
-            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
-        else:
-            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """The status and the body of an answer; raises `TargetUnreachable`."""
         try:
-            if self._address.path:
-                connection.sock = socket.socket(socket.AF_UNIX)
-                connection.sock.settimeout(CONNECT_TIMEOUT_S)
-                connection.sock.connect(self._address.path)
-            connection.request("GET", path, headers=dict(self._headers))
-            response = connection.getresponse()
-            return response.status, response.read()
+            return await get(self._single_connection(), path, dict(self._headers), CONNECT_TIMEOUT_S)
+        except TimeoutError as error:
+            raise TargetUnreachable(f"--target {self._place}: no answer in {CONNECT_TIMEOUT_S:g} s") from error
         except OSError as error:
             reason = f"{error or type(error).__name__}{connection_hint(error, self._tls is not None)}"
             raise TargetUnreachable(f"--target {self._place}: {reason}") from error
         except http.client.HTTPException as error:
             problem = f"not an HTTP server; for a gRPC port give grpc://{self._place}"
             raise TargetUnreachable(f"--target {self._place}: {problem}") from error
-        finally:
-            connection.close()
+
+    def _single_connection(self) -> http.client.HTTPConnection:
+        host, port = self._address.host, self._port
+        if self._tls is not None:
+            return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
+        if self._address.path:
+            return UnixHttpConnection(self._address.path, CONNECT_TIMEOUT_S)
+        return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
 
 
 def _reason(body: bytes) -> str:

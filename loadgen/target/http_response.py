@@ -6,13 +6,17 @@ from typing import NamedTuple
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 1 << 30
+MAX_ERROR_BYTES = 1 << 20
+"""Most bytes of the body of an answer whose status is not 200; it is kept to tell the reason."""
 
 # Anchored to the start of a line: `Inference-Header-Content-Length:` ends in the same letters.
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,19})[ \t]*\r\n", re.IGNORECASE)
 _JSON_LENGTH = re.compile(rb"\r\ninference-header-content-length:[ \t]*(\d{1,19})[ \t]*\r\n", re.IGNORECASE)
 _STAGES = re.compile(rb"\r\nx-sluice-stages:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
+_KEEP_ALIVE = re.compile(rb"\r\nconnection:[ \t]*keep-alive[ \t]*\r\n", re.IGNORECASE)
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r\n)")
+_HTTP_1_0 = b"HTTP/1.0"  # closes the connection after an answer that does not say otherwise
 _REQUEST_ID = b"\r\nx-sluice-request:"
 _END = b"\r\n\r\n"
 
@@ -98,14 +102,15 @@ def _read_head(head: bytes) -> Head:
     length = _LENGTH.search(head)
     if length is None:
         raise ProtocolError("response: no valid Content-Length (chunked bodies are not supported)")
-    if int(length[1]) > MAX_BODY_BYTES:
-        raise ProtocolError(f"response body: longer than {MAX_BODY_BYTES} bytes")
+    most = MAX_BODY_BYTES if status[1] == b"200" else MAX_ERROR_BYTES
+    if int(length[1]) > most:
+        raise ProtocolError(f"response body: longer than {most} bytes, with status {int(status[1])}")
     json_length = _JSON_LENGTH.search(head)
     stages = _STAGES.search(head)
     return Head(
         int(status[1]),
         int(length[1]),
         int(json_length[1]) if json_length else -1,
-        _CLOSE.search(head) is not None,
+        _KEEP_ALIVE.search(head) is None if head.startswith(_HTTP_1_0) else _CLOSE.search(head) is not None,
         stages[1].decode("latin-1") if stages else "",
     )

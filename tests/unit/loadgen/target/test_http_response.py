@@ -53,6 +53,21 @@ def test_the_body_of_an_error_is_kept_in_any_case() -> None:
     assert response == Response(Head(503, 2, -1, False), b"no")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "closes"),
+    [
+        (b"HTTP/1.1 200 OK", b"X: y", False),
+        (b"HTTP/1.1 200 OK", b"Connection: close", True),
+        (b"HTTP/1.0 200 OK", b"X: y", True),
+        (b"HTTP/1.0 200 OK", b"Connection: Keep-Alive", False),
+    ],
+)
+def test_a_server_closes_by_the_rule_of_its_version(first: bytes, second: bytes, closes: bool) -> None:
+    response = ResponseReader(keep_bodies=False).feed(first + b"\r\n" + second + b"\r\nContent-Length: 0\r\n\r\n")
+    assert response is not None
+    assert response.head.close is closes
+
+
 def test_the_length_of_the_json_is_not_taken_for_that_of_the_body() -> None:
     head = b"HTTP/1.1 200 OK\r\ninference-header-content-length: 3\r\ncontent-length: 5\r\n\r\n"
     response = ResponseReader(keep_bodies=True).feed(head + b"12345")
@@ -82,6 +97,10 @@ def test_a_closing_server_is_noticed() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0x10\r\n\r\n", "no valid Content-Length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\n", "response body: longer than"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", "bytes after its end"),
+        (
+            b"HTTP/1.1 500 Oops\r\nContent-Length: 1048577\r\n\r\n",
+            "response body: longer than 1048576 bytes, with status",
+        ),
         (b"x" * (MAX_HEAD_BYTES + 1), "response head: longer than"),
     ],
 )
