@@ -138,7 +138,8 @@ def _choices(settings: LoggedSettings, prefix: str) -> Iterator[tuple[str, Value
 
 def _events(run: LoggedRun) -> Iterator[DetailLine]:
     ended_ms = run.end_ns / NS_PER_MS
-    yield DetailLine("loaded_qsl_set", list(run.loaded))
+    for loaded in run.loaded:
+        yield DetailLine("loaded_qsl_set", list(loaded))
     yield DetailLine("generated_query_count", run.queries)
     yield DetailLine("generated_samples_per_query", run.group)
     yield DetailLine("generated_query_duration", int(run.start_ns[-1]))

@@ -46,12 +46,13 @@ class LoggedSettings(msgspec.Struct, frozen=True):
 class LoggedRun:
     """A run of one of MLPerf's four scenarios, with every query, warm-up included, as LoadGen counts them.
 
-    `start_ns` (when the latency of a sample begins) and `done_ns` have shape (samples,), int64 nanoseconds from the
-    start of the run; `answered` says which samples had an answer. A sample without one counts as if it had lasted to
-    the end of the run, which is the least that it can have taken: LoadGen, which knows no failed queries, would wait
-    for it. `group` successive samples are a query. `faults` are reasons for which the run is invalid whatever its
-    figures say, one sentence each, and `failures` counts the samples without an answer by their reason. `answers` maps
-    the numbers of samples in the run to what is logged of their answers. `began_s` is the time of day, in seconds
+    `loaded` has the sets of samples that were in memory one after the other. `start_ns` (when the latency of a sample
+    begins) and `done_ns` have shape (samples,), int64 nanoseconds from the start of the run; `answered` says which
+    samples had an answer. A sample without one counts as if it had lasted to the end of the run, which is the least
+    that it can have taken: LoadGen, which knows no failed queries, would wait for it. `group` successive samples are a
+    query. `faults` are reasons for which the run is invalid whatever its figures say, one sentence each, and `failures`
+    counts the samples without an answer by their reason. `answers` maps the numbers of samples in the run to what is
+    logged of their answers. `began_s` is the time of day, in seconds
     since 1970, or None for a simulated run.
     """
 
@@ -60,7 +61,7 @@ class LoggedRun:
     scenario: str
     accuracy_mode: bool
     settings: LoggedSettings
-    loaded: Sequence[int]
+    loaded: Sequence[Sequence[int]]
     samples: Integers
     start_ns: Integers
     done_ns: Integers

@@ -14,7 +14,7 @@ from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.scenarios.mlperf import is_mlperf
 from sluice.loadgen.simulation.target import SIMULATED
 from sluice.loadgen.target.v2 import wire_bytes
-from sluice.loadgen.traffic.mlperf_schedule import SampleChoice, performance_set
+from sluice.loadgen.traffic.mlperf_schedule import SampleChoice, accuracy_sets, performance_set
 from sluice.models.errors import ConfigError
 from sluice.models.units import ms_to_ns
 
@@ -47,13 +47,13 @@ def keeping_outputs(config: RunConfig, sampled: KeptOutputs | None = None) -> Ru
 def run_as_logged(result: RunResult) -> LoggedRun:
     """The run as LoadGen would tell it; it is one that `check_loggable` lets pass, and has a query.
 
-    Queries that the client cancelled are left out: LoadGen has none.
+    Queries that the client cancelled, or parts of which it cancelled, are left out: LoadGen has none.
     """
     config, record = result.config, result.record
     scenario = NAMES[config.scenario]
     group = (config.samples_per_query or _SAMPLES_PER_QUERY) if scenario == MULTI_STREAM else 1
-    rows = np.flatnonzero(record.status != Status.CANCELLED)
-    rows = rows[: len(rows) // group * group]
+    status = record.status[: len(record) // group * group].reshape(-1, group)
+    rows = np.flatnonzero(np.repeat((status != Status.CANCELLED).all(axis=1), group))
     answered = np.asarray(record.status[rows] == Status.OK)
     faults = list(result.limits)
     if scenario != SERVER and not answered.all():
@@ -82,12 +82,13 @@ def run_as_logged(result: RunResult) -> LoggedRun:
     )
 
 
-def _loaded(result: RunResult, group: int) -> list[int]:
-    if not is_mlperf(result.config):
-        return list(range(result.sample_count))
-    config = result.config
+def _loaded(result: RunResult, group: int) -> list[list[int]]:
+    config, samples = result.config, result.sample_count
+    if not is_mlperf(config):
+        return [list(range(samples))]
     rules = msgspec.structs.replace(config.mlperf, seeds=config.mlperf_seeds, samples_per_query=group)
-    return [int(sample) for sample in performance_set(result.sample_count, rules)]
+    sets = accuracy_sets(samples, rules) if config.each_once else [performance_set(samples, rules)]
+    return [each.tolist() for each in sets]
 
 
 def _settings(result: RunResult, samples: int, group: int) -> LoggedSettings:
@@ -125,6 +126,8 @@ def _settings(result: RunResult, samples: int, group: int) -> LoggedSettings:
         }
         if rules.set_size:
             changes["performance_sample_count"] = min(rules.set_size, result.sample_count)
+        if rules.accuracy_samples:
+            changes["accuracy_sample_count"] = min(rules.accuracy_samples, result.sample_count)
     if config.kept_outputs is not None and not config.each_once:
         changes |= {
             "accuracy_log_rng_seed": config.kept_outputs.seed,

@@ -94,13 +94,18 @@ def _lateness_limit_ms(slo_ms: float | None) -> float:
     return max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))
 
 
-def seconds_for(queries: int, offered_per_s: float, warmup_s: float) -> int | None:
-    """Whole seconds of a run in which `queries` are due after the warm-up; None when the rate is not known."""
-    return math.ceil(warmup_s + queries / offered_per_s) if offered_per_s > 0 else None
+def seconds_for(queries: int, sample: int, metrics: QueryStatistics, warmup_s: float) -> int | None:
+    """Whole seconds of a run that has `queries` in its sample, at the pace at which this run came to `sample`.
+
+    The queries of a sample are fewer than those of the record where they are groups of them, or where the client
+    cancelled some. None when the rate is not known.
+    """
+    per_s = metrics.offered_per_s * sample / max(1, metrics.queries)
+    return math.ceil(warmup_s + queries / per_s) if per_s > 0 else None
 
 
 def _shortness(sample: int, metrics: QueryStatistics, percentile: float, warmup_s: float) -> str:
     needed = queries_needed(0, percentile)
     text = f"{TOO_SHORT}: {sample} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
-    seconds = seconds_for(needed, metrics.offered_per_s, warmup_s)
+    seconds = seconds_for(needed, sample, metrics, warmup_s)
     return f"{text}; try --duration {seconds} or more" if seconds is not None else f"{text}; try a longer --duration"

@@ -101,7 +101,7 @@ def _longer(result: RunResult) -> str:
     """The duration that would confirm the objective if as large a share of the queries missed it."""
     metrics, config = result.metrics, result.config
     queries = queries_for_share(1 - result.score.attainment, config.percentile)
-    seconds = None if queries is None else seconds_for(queries, metrics.offered_per_s, config.warmup_s)
+    seconds = None if queries is None else seconds_for(queries, result.score.queries, metrics, config.warmup_s)
     if seconds is None:
         return ""
     return f"; with this share of misses it takes about {queries}: try --duration {seconds}"

@@ -23,6 +23,8 @@ from sluice.loadgen.traffic.traces.formats.found import open_trace
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
+_LONGEST_S = 31 * 24 * 3600
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -57,6 +59,10 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> RunPlan:
     if pacing.outstanding is not None and not config.drain_timeout_s:
         raise ConfigError(f"--drain-timeout: {config.scenario} waits for answers; expected more than 0 s")
     last_s = int(schedule.due_ns[-1]) / NS_PER_S
+    if last_s > _LONGEST_S:
+        raise ConfigError(
+            f"schedule: lasts {last_s:.0f} s; expected at most {_LONGEST_S} s, for which its time series has room"
+        )
     if last_s < config.warmup_s and not pacing.from_issue:
         raise nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
     outputs = tuple(config.output or each.outputs[0].name for each in metadata)

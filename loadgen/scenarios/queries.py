@@ -15,7 +15,8 @@ class MeasuredQueries:
 
     `latency_ns` is that of the slowest of a group, or `NEVER` if one of them was not answered. `first_ns` is the time
     until the first answer to one of a group, `NEVER` where `latency_ns` is, and `good` is true where all of a group
-    are. A last group that is not complete does not count; queries that the client cancelled do not count either.
+    are. A last group that is not complete does not count. Queries that the client cancelled do not count either: a
+    group is what is left of it.
     """
 
     def __init__(self, record: Record, warmup_s: float, group: int = 1) -> None:
@@ -24,11 +25,12 @@ class MeasuredQueries:
             column[:whole].reshape(-1, group) for column in (record.due_ns, record.done_ns, record.status, record.good)
         )
         counted = (due[:, 0] >= round(warmup_s * NS_PER_S)) & (status != Status.CANCELLED).any(axis=1)
+        cancelled = status[counted] == Status.CANCELLED
         latency = np.where(status == Status.OK, done - due, NEVER)[counted]
         self.due_ns = due[counted, 0]
-        self.latency_ns = latency.max(axis=1)
+        self.latency_ns = np.where(cancelled, 0, latency).max(axis=1)
         self.first_ns = np.where(self.latency_ns < NEVER, latency.min(axis=1), NEVER)
-        self.good = np.asarray(good[counted].all(axis=1))
+        self.good = np.asarray((good[counted] | cancelled).all(axis=1))
 
     def __len__(self) -> int:
         return len(self.due_ns)

@@ -21,7 +21,7 @@ def run_loadgen(scenario: str, mode: str, folder: Path, settings: dict[str, obje
     observe_into(folder, scenario, mode, SAMPLES, SAMPLES, **settings)
 
 
-def retold(folder: Path, scenario: str, settings: LoggedSettings, loaded: Sequence[int]) -> LoggedRun:
+def retold(folder: Path, scenario: str, settings: LoggedSettings, loaded: Sequence[Sequence[int]]) -> LoggedRun:
     """The run whose trace is in a folder, to be logged again by Sluice."""
     trace = (folder / "mlperf_log_trace.json").read_text()
     found = [match for line in trace.splitlines() if (match := _TRACED.search(line))]

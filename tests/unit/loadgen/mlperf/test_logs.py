@@ -53,7 +53,7 @@ def test_every_figure_of_a_run_is_the_one_that_loadgen_logs(scenario: str, tmp_p
     run_loadgen(scenario, "PerformanceOnly", theirs, RUNS[scenario])
     expected = PublishedLog(theirs / DETAIL)
     ours.mkdir()
-    write_logs(retold(theirs, scenario, settings_of(expected), expected.values["loaded_qsl_set"]), ours)
+    write_logs(retold(theirs, scenario, settings_of(expected), [expected.values["loaded_qsl_set"]]), ours)
     found = PublishedLog(ours / DETAIL)
     assert {key for key in expected.values if not ONLY_LOADGENS.fullmatch(key)} | {"not_an_mlperf_result"} == {
         key for key in found.values if not ONLY_LOADGENS.fullmatch(key)
@@ -96,7 +96,7 @@ def run_of(scenario: str, latency_ms: list[int], **changes: Any) -> LoggedRun:
         scenario=scenario,
         accuracy_mode=False,
         settings=settings,
-        loaded=range(3),
+        loaded=[range(3)],
         samples=np.arange(len(latency_ms), dtype=np.int64) % 3,
         start_ns=start_ns,
         done_ns=start_ns + latency_ns,
@@ -212,7 +212,7 @@ def test_accuracy_mode_logs_what_loadgen_logs(scenario: str, tmp_path: Path) -> 
     run_loadgen(scenario, "AccuracyOnly", theirs, RUNS[scenario])
     expected = PublishedLog(theirs / DETAIL)
     ours.mkdir()
-    run = retold(theirs, scenario, settings_of(expected), expected.values["loaded_qsl_set"])
+    run = retold(theirs, scenario, settings_of(expected), [expected.values["loaded_qsl_set"]])
     # LoadGen's target answers with the number of the sample.
     answers = {number: int(sample).to_bytes(8, "little") for number, sample in enumerate(run.samples)}
     write_logs(replace(run, accuracy_mode=True, answers=answers), ours)

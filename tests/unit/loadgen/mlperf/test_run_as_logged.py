@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sluice.loadgen.cli.main import main
@@ -79,6 +80,31 @@ def test_the_loaded_set_of_a_multi_stream_run_ends_with_a_copy_of_its_beginning(
     loaded = PublishedLog(tmp_path / "logs" / DETAIL).values["loaded_qsl_set"]
     assert len(loaded) == 64 + 7
     assert loaded[64:] == loaded[:7]
+
+
+def test_accuracy_mode_logs_the_sets_that_loadgen_would_load_one_after_the_other(tmp_path: Path) -> None:
+    np.savez(tmp_path / "samples.npz", x=np.zeros((20, 2), np.float32))
+    (tmp_path / "user.conf").write_text("*.*.performance_sample_count_override = 8\n")
+    arguments = ["--target", write_simulation(tmp_path), "--model", "small", "--samples", str(tmp_path / "samples.npz")]
+    arguments += ["--user-conf", str(tmp_path / "user.conf"), "--scenario", "offline", "--mode", "accuracy"]
+    main(["run", *arguments, "--mlperf-logs", str(tmp_path / "logs")])
+    messages = PublishedLog(tmp_path / "logs" / DETAIL).messages
+    # What LoadGen 6.0.17 logs for 20 samples, 8 of which fit.
+    assert [each["value"] for each in messages if each["key"] == "loaded_qsl_set"] == [
+        [1, 5, 13, 10, 11, 19, 12, 2],
+        [15, 4, 17, 0, 14, 18, 3, 9],
+        [16, 6, 7, 8],
+    ]
+
+
+def test_queries_of_which_the_client_gave_up_a_sample_are_not_in_the_logs(tmp_path: Path) -> None:
+    arguments = ["--target", write_simulation(tmp_path), "--scenario", "multi-stream", "--queries", "100"]
+    main([*RUN, *arguments, "--cancel", "5%@0", "--mlperf-logs", str(tmp_path / "logs")])
+    values = PublishedLog(tmp_path / "logs" / DETAIL).values
+    # Eight samples a query: two thirds have none that is given up.
+    assert 50 < values["result_query_count"] < 80
+    # They are sent together, and answered one after the other, each within 10 ms of the one before.
+    assert values["result_min_query_latency_ns"] == 80_000_000
 
 
 def test_accuracy_mode_logs_the_bytes_of_every_answer(tmp_path: Path) -> None:

@@ -31,15 +31,15 @@ def covers(interval: Interval | None, value: float) -> bool:
 def test_blocks_of_time_cover_the_p99_of_a_busy_queue_where_single_queries_do_not() -> None:
     truth = float(np.quantile(queue(0, 0.8, 20_000)[1], 0.99))
     blocks = singles = 0
-    for seed in range(1, 41):
+    for seed in range(1, 21):
         due_ns, latency_ms = queue(seed, 0.8, 300)
         blocks += covers(quantile_interval(due_ns, latency_ms, 0.99, seed), truth)
         # The order statistics that would bound the p99 if queries were independent.
         rank, spread = len(due_ns) * 0.99, 1.96 * (len(due_ns) * 0.99 * 0.01) ** 0.5
         low, high = np.sort(latency_ms)[[int(rank - spread), int(rank + spread)]]
         singles += covers(Interval(low, high), truth)
-    assert blocks >= 32
-    assert singles <= 20
+    assert blocks >= 16
+    assert singles <= 10
 
 
 def test_the_quantile_of_a_resample_is_that_of_the_queries_it_draws() -> None:

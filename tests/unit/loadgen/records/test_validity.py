@@ -48,13 +48,21 @@ def test_lateness_may_be_a_millisecond_or_a_twentieth_of_the_objective(
 
 
 def test_too_few_queries_prove_nothing_even_without_a_miss() -> None:
-    reasons = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=458)
+    metrics = msgspec.structs.replace(METRICS, queries=458)
+    reasons = invalid_reasons(metrics, 10, 99, interrupted=False, sample=458)
     assert reasons == [
         "too short: 458 queries after the warm-up; a claim about 99 % needs 459; try --duration 5 or more"
     ]
-    later = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=458, warmup_s=2.5)
+    later = invalid_reasons(metrics, 10, 99, interrupted=False, sample=458, warmup_s=2.5)
     assert [reason.partition("; try ")[2] for reason in later] == ["--duration 8 or more"]
     assert invalid_reasons(METRICS, 10, 90, interrupted=False, sample=458) == []
+
+
+@pytest.mark.parametrize(("sample", "remedy"), [(125, "--duration 37 or more"), (0, "a longer --duration")])
+def test_a_run_of_groups_is_told_how_long_it_takes_for_enough_of_them(sample: int, remedy: str) -> None:
+    # 1000 samples at 100/s are 125 queries of eight: 459 take 36.72 s.
+    reasons = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=sample)
+    assert [reason.partition("; try ")[2] for reason in reasons] == [remedy]
 
 
 def test_queries_that_are_no_sample_need_no_number() -> None:

@@ -101,6 +101,17 @@ def test_queries_that_the_client_gave_up_do_not_count(scenario: ScenarioName) ->
     assert score(queries, config(scenario)).queries == 2
 
 
+def test_a_job_is_what_is_left_of_it_when_the_client_gives_up_some_of_its_queries() -> None:
+    run = config(ScenarioName.JOBS, rate=1.0, samples_per_query=2, slo_ms=20.0)
+    jobs = record([0, 0, 1000, 1000, 2000, 2000], [10, 30, 5, 60, 1, 1], slo_ms=20.0)
+    jobs.status[[1, 2, 4, 5]] = Status.CANCELLED
+    scored = score(jobs, run)
+    # Of the first job the answer after 10 ms is left, of the second the one after 60 ms, and nothing of the third.
+    assert (scored.queries, scored.good) == (2, 1)
+    assert figures(jobs, run)["mean time of a job"] == 35
+    assert figures(jobs, run)["mean pending time"] == 35
+
+
 @pytest.mark.parametrize(
     ("settings", "unmet"),
     [

@@ -98,11 +98,11 @@ def test_queries_share_batches_and_every_row_is_counted_once(tmp_path: Path) -> 
 
 def test_escalation_happens_as_often_as_asked(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, escalation={"cascade": {"large": 0.2}})
-    result = run(config(target, "cascade", rate=5, queries=5000))
+    result = run(config(target, "cascade", rate=5, queries=2000))
     assert result.server is not None
     shares = {stage.stage: stage.share for stage in result.server.stages}
     assert shares["small"] == 1.0
-    assert shares["large"] == pytest.approx(0.2, abs=0.02)
+    assert shares["large"] == pytest.approx(0.2, abs=4 * 0.009)
 
 
 @pytest.mark.parametrize(("probability", "latency_ns"), [(0.0, 10_000_000), (1.0, 30_000_000)])
