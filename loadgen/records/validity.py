@@ -80,7 +80,7 @@ def client_limits(
     if cpu_share is not None and cpu_share > _MOST_CPU_SHARE:
         remedy = "try a lower --rate or more --procs"
         if not is_paced:
-            remedy = "the target answers as fast as one process asks; with several queries open, try more --procs"
+            remedy = "try a lower --rate if there is one, or more --procs if several queries are open at a time"
         reasons.append(
             f"limited by the client: it used {cpu_share * 100:.0f} % of a core, {_MOST_CPU_SHARE * 100:.0f} % is "
             f"allowed; {remedy}"
