@@ -47,6 +47,7 @@ class _System:
         self._ids: list[int] = []
         self._waiting: deque[tuple[int, int]] = deque()
         self._open: dict[int, int] = {}
+        self._feeding = False
         self._heard_ns = time.monotonic_ns()
         offline = config.scenario is ScenarioName.OFFLINE
         self._most = (config.concurrency or OFFLINE_CONCURRENCY) if offline else config.max_outstanding
@@ -100,6 +101,9 @@ class _System:
 
     def _feed(self) -> None:
         """Issue queries as far as the target takes them: LoadGen's Offline query has all samples at once."""
+        if self._feeding:  # an answer came at once, in the loop below
+            return
+        self._feeding = True
         while self._waiting and len(self._open) < self._most:
             query, sample = self._waiting.popleft()
             self._open[query] = self._heard_ns = time.monotonic_ns()
@@ -107,6 +111,7 @@ class _System:
                 self._target.issue(query, sample)
             except Exception as error:
                 leave(f"query {query} cannot be sent: {error!r}")
+        self._feeding = False
 
     async def _watch(self) -> NoReturn:
         limit_s = self._config.drain_timeout_s

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sluice.loadgen.traffic.draws import MOST_MS
 from sluice.loadgen.traffic.schedule import Schedule
+from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S, ms_to_ns
 
 MAX_REASONS = 8
@@ -40,8 +42,12 @@ NO_OBJECTIVE = -1
 
 
 def objective_ns(slo_ms: float | None) -> int:
-    """An objective as a value of `Record.slo_ns`."""
-    return NO_OBJECTIVE if slo_ms is None else ms_to_ns(slo_ms)
+    """An objective as a value of `Record.slo_ns`; raises `ConfigError` for one that is too long."""
+    if slo_ms is None:
+        return NO_OBJECTIVE
+    if slo_ms > MOST_MS:
+        raise ConfigError(f"objective: expected at most {MOST_MS:g} ms, got {slo_ms:g} ms")
+    return ms_to_ns(slo_ms)
 
 
 Number = TypeVar("Number", np.int64, np.uint16)

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
-from google.protobuf.message import Message  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from sluice.loadgen.records.record import Status
@@ -79,10 +79,12 @@ class GrpcTarget(ConnectionPool[GrpcClientConnection]):
             raise TargetUnreachable(f"--target {self._place}: {fields.message or code.name}")
         if code is not grpc.StatusCode.OK:
             raise ConfigError(f"--model {model}: {code.name} {fields.message}")
-        metadata = service_pb2.ModelMetadataResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
-        return TargetModel(
-            _specs(metadata.inputs), _specs(metadata.outputs), metadata.platform, tuple(metadata.versions)
-        )
+        try:
+            metadata = service_pb2.ModelMetadataResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
+            inputs, outputs = _specs(metadata.inputs), _specs(metadata.outputs)
+        except (DecodeError, ValueError) as error:
+            raise ConfigError(f"--target: unreadable model metadata: {error}") from error
+        return TargetModel(inputs, outputs, metadata.platform, tuple(metadata.versions))
 
     async def statistics(self) -> bytes | None:
         """Read the statistics of all models."""
@@ -92,7 +94,10 @@ class GrpcTarget(ConnectionPool[GrpcClientConnection]):
             return None  # the figures of the run stay valid when the server dies under load
         if _CODES.get(fields.grpc_status) is not grpc.StatusCode.OK:
             return None
-        statistics = service_pb2.ModelStatisticsResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
+        try:
+            statistics = service_pb2.ModelStatisticsResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
+        except DecodeError:
+            return None
         return str(MessageToJson(statistics, preserving_proto_field_name=True)).encode()
 
     async def prepare(self, requests: Mapping[int, TargetRequest], listener: QueryListener, keep_answers: bool) -> None:

@@ -12,6 +12,8 @@ from sluice.loadgen.target.socket_writer import SocketWriter
 
 EXPLAIN_FIELD = ("x-sluice-explain", "1")
 MESSAGE_HEAD_BYTES = 5
+MAX_MESSAGE_BYTES = 1 << 30
+"""Most bytes of an answer that is kept."""
 _LAST_STREAM = (1 << 31) - 3
 _NO_HTTP_2 = "not a gRPC server; for an HTTP port give http://host:port"
 
@@ -172,7 +174,10 @@ class GrpcClientConnection(asyncio.Protocol):
             self._unacknowledged = 0
         if stream in self._streams:
             if self._keep_messages:
-                self._messages.setdefault(stream, bytearray()).extend(http2.unpadded(data[begin:end], flags))
+                message = self._messages.setdefault(stream, bytearray())
+                message.extend(http2.unpadded(data[begin:end], flags))
+                if len(message) > MAX_MESSAGE_BYTES:
+                    raise Http2Error(f"an answer of more than {MAX_MESSAGE_BYTES} bytes")
             if flags & http2.END_STREAM:
                 self._fail(stream, "the answer ended without a status")
 

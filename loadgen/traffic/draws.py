@@ -13,6 +13,9 @@ from sluice.models.units import ms_to_ns
 SPREAD_LEVELS = 16
 """The number of different objectives of a spread. Each is prepared with every sample that it comes with."""
 
+MOST_MS = 1e9
+"""The longest time of a query that options may name, some eleven days; in nanoseconds it is far from the bounds."""
+
 Numbers = npt.NDArray[np.int64]
 
 
@@ -25,8 +28,8 @@ class Cancellation(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"expected a share above 0 % and at most 100 %, got {self.share * 100:g} %")
-        if not 0 <= self.after_ms < math.inf:
-            raise ValueError(f"expected a time of at least 0 ms, got {self.after_ms:g}")
+        if not 0 <= self.after_ms <= MOST_MS:
+            raise ValueError(f"expected a time of 0 to {MOST_MS:g} ms, got {self.after_ms:g}")
 
     def draw(self, queries: int, seed: int) -> Numbers:
         """After how many nanoseconds each query is given up, -1 for never."""

@@ -19,6 +19,18 @@ from tests.support.loadgen.v2_server import ANSWER, BUSY, TENSOR, Reply, answer,
 
 SHORT = ["--model", "m", "--min-duration", "0.3", "--percentile", "90", "--slo-ms", "5000"]
 
+AT_ONCE = """
+from sluice.models.tensors.spec import DataType, TensorSpec
+
+class Server:
+    async def start(self): ...
+    async def stop(self): ...
+    def metadata(self, model): return [[TensorSpec(name, DataType.FP32, (-1, 2))] for name in "xy"]
+    def prepare(self, model, tensors, parameters): return tensors["x"]
+    def submit(self, request, done, explain): done("ok", {"y": request}, "", "")
+    def cancel(self, call): ...
+"""
+
 
 def loadgen(reply: Reply, folder: Path, *options: str) -> int:
     with server(reply) as url:
@@ -62,8 +74,21 @@ def test_a_share_of_the_answers_is_logged_in_performance_mode(tmp_path: Path) ->
     log = json.loads((tmp_path / "logs" / "mlperf_log_accuracy.json").read_text())
     with server(answer) as url:
         main(["run", "--target", url, *SHORT, *conf, "--mlperf-logs", str(tmp_path / "own")])
-    assert json.loads((tmp_path / "own" / "mlperf_log_accuracy.json").read_text()) == log
+    # LoadGen logs in the order of the answers.
+    own = json.loads((tmp_path / "own" / "mlperf_log_accuracy.json").read_text())
+    assert own == sorted(log, key=lambda entry: entry["seq_id"])
     assert 5 <= len(log) < 60
+
+
+def test_a_target_that_answers_at_once_is_given_all_samples_of_an_offline_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "at_once.py").write_text(AT_ONCE)
+    monkeypatch.chdir(tmp_path)
+    options = ["--scenario", "offline", "--min-queries", "3000", "--out", str(tmp_path / "logs")]
+    target = ["--target", "inproc:at_once:Server", "--model", "m", "--min-duration", "0"]
+    assert main(["mlperf", *target, *options]) == 0
+    assert '"result_query_count", "value": 1,' in (tmp_path / "logs" / "mlperf_log_detail.txt").read_text()
 
 
 def test_too_few_queries_for_a_verdict_are_an_invalid_run(tmp_path: Path) -> None:

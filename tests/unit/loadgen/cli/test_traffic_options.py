@@ -173,6 +173,7 @@ def test_traffic_that_cannot_be_made_is_refused(
     [
         ("--cancel", "10@50ms", "expected PERCENT%@TIME, such as 10%@50ms, got '10@50ms'"),
         ("--cancel", "0%@50ms", "expected a share above 0 % and at most 100 %, got 0 %"),
+        ("--cancel", "10%@10000000000ms", "expected a time of 0 to 1e+09 ms, got 1e+10"),
         ("--cancel", "10%@soon", "expected PERCENT%@TIME"),
         ("--deadline-spread", "50", "expected LOW..HIGH, such as 50..200ms, got '50'"),
         ("--deadline-spread", "50..20ms", "expected LOW..HIGH with 0 < LOW < HIGH, got 50..20 ms"),

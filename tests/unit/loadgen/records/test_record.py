@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 
-from sluice.loadgen.records.record import MAX_REASONS, Record, Status
+from sluice.loadgen.records.record import MAX_REASONS, NO_OBJECTIVE, Record, Status, objective_ns
 from sluice.loadgen.traffic.schedule import Schedule
+from sluice.models.errors import ConfigError
 
 
 def counted(*reasons: str) -> dict[str, int]:
@@ -57,3 +59,9 @@ def test_records_are_joined_in_the_given_order_of_their_rows() -> None:
     assert joined.slo_ns.tolist() == [5] * 5
     assert joined.stages == {1: "large", 2: "small"}
     assert joined.reasons == {"busy": 3}
+
+
+def test_an_objective_has_room_in_its_column() -> None:
+    assert [objective_ns(None), objective_ns(0.5), objective_ns(1e9)] == [NO_OBJECTIVE, 500_000, 10**15]
+    with pytest.raises(ConfigError, match=r"objective: expected at most 1e\+09 ms, got 1e\+14 ms"):
+        objective_ns(1e14)

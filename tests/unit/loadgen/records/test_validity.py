@@ -78,6 +78,11 @@ def test_a_run_that_its_misses_have_ended_is_not_too_short() -> None:
     assert len(invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=EarlyVerdict.CONFIRMED)) == 1
 
 
+def test_a_client_is_told_of_a_rate_and_of_processes_only_where_its_scenario_may_have_them() -> None:
+    (reason,) = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=1000, cpu_share=0.9, is_paced=False)
+    assert reason.endswith("try a lower --rate if there is one, or more --procs if several queries are open at a time")
+
+
 @pytest.mark.parametrize(("share", "valid"), [(None, True), (0.8, True), (0.81, False), (1.0, False)])
 def test_a_client_that_uses_more_than_80_percent_of_a_core_measures_itself(share: float | None, valid: bool) -> None:
     reasons = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=1000, cpu_share=share)

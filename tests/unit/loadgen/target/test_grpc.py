@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -41,7 +42,9 @@ def metadata(request: Any, context: grpc.ServicerContext) -> Any:
 
 
 @contextmanager
-def server(infer: Infer = echo, address: str = "127.0.0.1:0", **options: int) -> Iterator[str]:
+def server(
+    infer: Infer = echo, address: str = "127.0.0.1:0", model_metadata: Infer = metadata, **options: int
+) -> Iterator[str]:
     """A V2 server of grpcio; yields its URL."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
@@ -49,7 +52,7 @@ def server(infer: Infer = echo, address: str = "127.0.0.1:0", **options: int) ->
         )
         for name, method, request in (
             ("ModelInfer", infer, service_pb2.ModelInferRequest),
-            ("ModelMetadata", metadata, service_pb2.ModelMetadataRequest),
+            ("ModelMetadata", model_metadata, service_pb2.ModelMetadataRequest),
         )
     }
     named = [(f"grpc.{name}", value) for name, value in options.items()]
@@ -255,3 +258,18 @@ def test_calls_of_a_server_that_stops_fail_and_later_ones_find_none() -> None:
     listener = asyncio.run(run())
     assert {ended.status for ended in listener.ended.values()} == {Status.ERROR}
     assert listener.ended[6].reason.startswith("cannot connect: ")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        service_pb2.ModelMetadataResponse(inputs=[{"name": "x", "datatype": "FP99", "shape": [2]}]),
+        SimpleNamespace(SerializeToString=lambda: b"\xff"),
+    ],
+)
+def test_metadata_that_cannot_be_read_is_refused(answer: Any) -> None:
+    with (
+        server(model_metadata=lambda request, context: answer) as url,
+        pytest.raises(ConfigError, match="--target: unreadable model metadata: "),
+    ):
+        asyncio.run(GrpcTarget(url).metadata("m"))
