@@ -218,10 +218,10 @@ def _mix(config: RunConfig, options: argparse.Namespace, chosen: Arrivals) -> Mi
 
 def _check_alone(options: argparse.Namespace) -> None:
     """Refuse what would draw the traffic of a run that plays a schedule."""
-    if getattr(options, "rate", 0):
-        raise ConfigError("--schedule: the file has the traffic; expected no --rate beside it")
-    for name in ("arrivals", *_PARAMETERS, "profile", "preset", "cancel"):
-        if getattr(options, name) is not None:
+    # Commands that choose the rates have no --rate, and refuse schedules themselves.
+    bounds = ("rate", "duration", "queries") if hasattr(options, "rate") else ()
+    for name in (*bounds, "arrivals", *_PARAMETERS, "profile", "preset", "cancel"):
+        if getattr(options, name):
             raise ConfigError(f"--schedule: the file has the traffic; expected no --{name} beside it")
 
 

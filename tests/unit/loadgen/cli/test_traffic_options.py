@@ -156,6 +156,10 @@ RUN = ["--rate", "1", "--queries", "5"]
             ["--model", "small", "--schedule", "x.npz", "--rate", "5"],
             "--schedule: the file has the traffic; expected no --r",
         ),
+        (
+            ["--model", "small", "--schedule", "x.npz", "--duration", "5"],
+            "--schedule: the file has the traffic; expected",
+        ),
         (["--model", "small", "--schedule", "x.npz"], "--schedule x.npz: cannot be read"),
         (["--model", "small", "--slo-scale", "strict", *RUN], "--slo-scale: multiplies objectives; expected some, by"),
         (["--model", "small", "--duration", "5"], "--rate: expected a number above 0 and at most 1000000000 queries a"),

@@ -90,7 +90,7 @@ def test_a_search_of_runs_that_are_too_short_says_how_long_they_have_to_be() -> 
     )
 
 
-def test_a_search_whose_higher_rates_missed_is_not_told_to_start_higher() -> None:
+def test_a_search_whose_higher_rates_missed_does_not_advise_a_higher_start() -> None:
     missed, short = probe(result(200.0, latency_ms=11)), probe(result(100.0, queries=458, latency_ms=11))
     assert missed.verdict is Verdict.MISSED
     assert max_rate_text(MaxRate(None, 100.0, False, (missed, short))).endswith("or more (2 probes)\n")

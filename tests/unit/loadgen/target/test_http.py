@@ -239,7 +239,7 @@ def test_a_server_that_closes_after_each_answer_gets_all_queries() -> None:
         (501, b"<p>\n  Error\n</p>", TargetUnreachable, "does not speak V2: it answered 501 <p> Error </p>; a server"),
     ],
 )
-def test_a_server_of_another_protocol_is_told_from_an_unknown_model(
+def test_a_server_of_another_protocol_differs_from_an_unknown_model(
     status: int, body: bytes, error: type[Exception], message: str
 ) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
