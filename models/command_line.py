@@ -36,7 +36,10 @@ class Parser(argparse.ArgumentParser):
         return next(known, None) or self.add_argument_group(title)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with a message, and a suggestion where it is about a name that is similar to a known one."""
+        """Exit with a sentence, and a suggestion where it is about a name that is similar to a known one.
+
+        The usage is not printed: that of commands with many options would hide the sentence.
+        """
         if match := _CHOICE.fullmatch(message):
             known = [each.strip("' ") for each in match["choices"].split(",")]
             message += did_you_mean(match["given"], known)
@@ -46,8 +49,7 @@ class Parser(argparse.ArgumentParser):
             for action in self._actions:
                 if action.dest in environment and set(given) & set(action.option_strings):
                     message += f" (from the environment: {environment[action.dest]})"
-        self.print_usage(sys.stderr)
-        self.exit(self.usage_status, f"{self.prog}: error: {message}\n")
+        self.exit(self.usage_status, f"{self.prog}: error: {message}; see `{self.prog} --help`\n")
 
     def parse(
         self, arguments: Sequence[str], environ: Mapping[str, str], namespace: argparse.Namespace | None = None

@@ -12,6 +12,7 @@ from sluice.batcher.interface.outcome import ANSWERED
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.deployment.read import fetch_sources, read_models
 from sluice.gateway.inference.dataplane import Submitted
+from sluice.gateway.observability.logs import LogFormat, configure
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request import InferRequest, WireTensor
 from sluice.gateway.protocol.signature import Signature
@@ -137,10 +138,14 @@ class SocketlessGateway:
 
 
 def configured() -> SocketlessGateway:
-    """The gateway of the configuration file that the environment variable SLUICE_CONFIG names."""
+    """The gateway of the configuration file that the environment variable SLUICE_CONFIG names.
+
+    Its warnings go to standard error.
+    """
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
         raise ConfigError(f"{CONFIG_VARIABLE}: expected the configuration file of the gateway, got nothing")
+    configure(LogFormat.TEXT, "warning")
     return SocketlessGateway(read_config(Path(path)))
 
 

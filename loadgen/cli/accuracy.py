@@ -36,6 +36,8 @@ def _accuracy(options: argparse.Namespace) -> int:
         raise ConfigError("accuracy: a simulated target gives no outputs; expected a live one")
     if options.min_accuracy is not None and not 0 <= options.min_accuracy <= 100:
         raise ConfigError(f"--min-accuracy: expected a percentage, got {options.min_accuracy:g}")
+    if options.min_accuracy is not None and 0 < options.min_accuracy < 1:
+        raise ConfigError(f"--min-accuracy: expected a percentage, such as 98, got {options.min_accuracy:g} %")
     if not options.tolerance >= 0:
         raise ConfigError(f"--tolerance: expected at least 0, got {options.tolerance:g}")
     if not options.each_once or options.queries is not None or options.duration is not None:

@@ -14,7 +14,7 @@ from sluice.loadgen.comparison.compared_run import ComparedRun, read_runs
 from sluice.loadgen.comparison.contrast import MIN_PAIRS, ComparisonVerdict, compare
 from sluice.loadgen.comparison.interleaved import run_interleaved
 from sluice.loadgen.comparison.report import comparison_report, comparison_text, run_line
-from sluice.loadgen.run.runner import run
+from sluice.loadgen.run.runner import plan_run, run
 from sluice.loadgen.simulation.target import SIMULATED
 from sluice.models.errors import ConfigError
 
@@ -76,6 +76,8 @@ def _play(options: argparse.Namespace, names: dict[str, str]) -> list[list[Compa
     if options.seeds < MIN_PAIRS:
         raise ConfigError(f"--seeds: expected at least {MIN_PAIRS}, got {options.seeds}")
     config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))
+    for target in names.values():  # one that cannot be run is refused before the others have taken their time
+        plan_run(msgspec.structs.replace(config, target=target))
     labels = iter(list(names) * options.seeds)
     return run_interleaved(
         config,

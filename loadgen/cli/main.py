@@ -55,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TargetUnreachable as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return UNREACHABLE
-    except (ServingError, OSError) as error:
+    except OSError as error:
+        place = "" if error.filename is None else f"{error.filename}: "
+        print(f"loadgen: {place}{error.strerror or error}", file=sys.stderr)
+        return USAGE
+    except ServingError as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
@@ -82,7 +86,7 @@ def build_parser() -> Parser:
     """The parser of the command line."""
     parser = _Parser(
         prog="loadgen",
-        description="Open-loop load: queries leave on schedule, and latency counts from the scheduled time.",
+        description="Load for inference servers, open or closed loop; latency counts from the time a query is due.",
         epilog=EPILOG,
     )
     parser.plain = [(name,) for name in ("run", "find-max", "validate-sim")]

@@ -7,10 +7,12 @@ from pathlib import Path
 from sluice.loadgen.cli.target_options import add_target_options
 from sluice.loadgen.cli.traffic_options import add_traffic_options, with_traffic
 from sluice.loadgen.records.samples import SampleSource
+from sluice.loadgen.results.files import check_file, write_file
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import PERCENTILE, WARMUP_S, RunConfig
 from sluice.models.client_tls import ClientTls
 from sluice.models.command_line import Parser, quantity
+from sluice.models.errors import ConfigError
 
 MET, USAGE, MISSED, REGRESSION, INVALID, UNREACHABLE = 0, 1, 2, 3, 4, 5
 """Exit statuses: objective met, wrong usage, objective missed or not confirmed, regression, invalid run, target
@@ -69,7 +71,7 @@ def add_run_options(parser: Parser, *, target: bool = True) -> None:
     share = "%% of the queries that ask the server for their times by stage (default 1; 0: none)"
     add("--explain-share", type=float, default=1.0, metavar="P", help=share)
     add("--price-per-hour", type=float, metavar="X", help="what the server costs, for the cost of 1000 good answers")
-    add("--json", metavar="FILE", help="also write the report as JSON")
+    add("--json", type=report_file, metavar="FILE", help="also write the report as JSON")
 
 
 def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
@@ -105,15 +107,17 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
 
 def write_report(file: str | None, content: bytes) -> None:
     """Write a report to the file of `--json`, where that is given; a reader sees the old one or the new one."""
-    if file is None:
-        return
-    path = Path(file)
-    if path.exists() and not path.is_file():  # a pipe or a device
-        path.write_bytes(content)
-        return
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
+    if file is not None:
+        write_file(Path(file), content)
+
+
+def report_file(text: str) -> str:
+    """The type of an option that names a file to write; one that cannot be written is refused before the run."""
+    try:
+        check_file(Path(text))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def warn(result: RunResult) -> None:

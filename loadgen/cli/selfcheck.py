@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from sluice.loadgen.cli.options import EPILOG, INVALID, MET, write_report
+from sluice.loadgen.cli.options import EPILOG, INVALID, MET, report_file, write_report
 from sluice.mps.partitions.cpu import available_cores
 
 _PROTOCOLS = ("http", "grpc")
@@ -17,7 +17,7 @@ def add_command(commands: Any) -> None:
     add = parser.add_argument
     add("--protocol", choices=(*_PROTOCOLS, "both"), default="both", help="protocol to check (default both)")
     add("--quick", action="store_true", help="about 5 s in all instead of 30")
-    add("--json", metavar="FILE", help="also write the report as JSON")
+    add("--json", type=report_file, metavar="FILE", help="also write the report as JSON")
 
 
 def _selfcheck(options: argparse.Namespace) -> int:

@@ -7,7 +7,16 @@ from typing import Any
 
 import msgspec
 
-from sluice.loadgen.cli.options import EPILOG, INVALID, MET, add_run_options, run_config, warn, write_report
+from sluice.loadgen.cli.options import (
+    EPILOG,
+    INVALID,
+    MET,
+    add_run_options,
+    report_file,
+    run_config,
+    warn,
+    write_report,
+)
 from sluice.loadgen.cli.traffic_options import with_slo_scale
 from sluice.loadgen.reports.document import run_json
 from sluice.loadgen.reports.sweep import sweep_csv, sweep_json, sweep_text
@@ -40,7 +49,9 @@ def add_command(commands: Any) -> None:
     quick = f"one seed, {_QUICK_DURATION_S:g} s, and a run ends once its verdict is known"
     add("--quick", action="store_true", help=quick)
     add_run_options(parser)
-    parser.group("report").add_argument("--csv", metavar="FILE", help="also write the data of the curves as CSV")
+    parser.group("report").add_argument(
+        "--csv", type=report_file, metavar="FILE", help="also write the data of the curves as CSV"
+    )
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -80,11 +91,16 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    """The numbers of a list, or from the first to the last by steps; argparse reports a `ValueError`."""
-    if ":" not in text:
-        numbers = [float(number) for number in text.split(",")]
-    else:
-        first, last, step = (float(number) for number in text.split(":"))
+    """The numbers of a list, or from the first to the last by steps."""
+    parts = text.split(":" if ":" in text else ",")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if not numbers or (":" in text and len(numbers) != 3):
+        raise argparse.ArgumentTypeError(f"expected numbers with commas, or FIRST:LAST:STEP, got {text!r}")
+    if ":" in text:
+        first, last, step = numbers
         if not step > 0 or not 0 <= (last - first) / step < MAX_RUNS:
             raise argparse.ArgumentTypeError(f"expected FIRST:LAST:STEP upwards, got {text!r}")
         numbers = [first + i * step for i in range(int((last - first) / step + 1e-9) + 1)]

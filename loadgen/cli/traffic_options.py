@@ -132,6 +132,9 @@ def with_slo_scale(config: RunConfig, factor: float) -> RunConfig:
         raise ConfigError(f"--slo-scale: expected a number above 0, got {factor:g}")
     if factor == 1:
         return config
+    own = [config.deadline_spread, *(each.slo_ms for each in config.streams)]
+    if all(each is None for each in own) and config.arrivals.process is not ArrivalProcess.TRACE:
+        raise ConfigError("--slo-scale: multiplies objectives; expected some, by --slo-ms, --deadline-spread or --mix")
 
     def scaled(slo_ms: float | None) -> float | None:
         return None if slo_ms is None else slo_ms * factor
@@ -215,8 +218,10 @@ def _mix(config: RunConfig, options: argparse.Namespace, chosen: Arrivals) -> Mi
 
 def _check_alone(options: argparse.Namespace) -> None:
     """Refuse what would draw the traffic of a run that plays a schedule."""
-    for name in ("arrivals", *_PARAMETERS, "profile", "preset", "cancel"):
-        if getattr(options, name) is not None:
+    # Commands that choose the rates have no --rate, and refuse schedules themselves.
+    bounds = ("rate", "duration", "queries") if hasattr(options, "rate") else ()
+    for name in (*bounds, "arrivals", *_PARAMETERS, "profile", "preset", "cancel"):
+        if getattr(options, name):
             raise ConfigError(f"--schedule: the file has the traffic; expected no --{name} beside it")
 
 

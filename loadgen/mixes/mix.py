@@ -65,6 +65,8 @@ def mix_of_trace(trace: ArrivalTrace, source: str, stream: MixStream) -> Mix:
     labels = trace_streams(trace)
     assert labels is not None
     names = labels.names
+    if not all(name.partition("/")[0] for name in names):
+        raise ConfigError(f"--trace: {source}: some arrivals name no model; expected one in each row, or --model")
     if len(names) > MAX_STREAMS:
         raise ConfigError(
             f"--trace: {source}: names {len(names)} models; expected at most {MAX_STREAMS}: divide them among models "

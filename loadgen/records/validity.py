@@ -78,9 +78,12 @@ def client_limits(
             f"queries{idle}, {limit_ms:g} ms is allowed; {remedy}"
         )
     if cpu_share is not None and cpu_share > _MOST_CPU_SHARE:
+        remedy = "try a lower --rate or more --procs"
+        if not is_paced:
+            remedy = "try a lower --rate if there is one, or more --procs if several queries are open at a time"
         reasons.append(
             f"limited by the client: it used {cpu_share * 100:.0f} % of a core, {_MOST_CPU_SHARE * 100:.0f} % is "
-            "allowed; try a lower --rate or more --procs"
+            f"allowed; {remedy}"
         )
     return reasons
 

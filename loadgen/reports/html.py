@@ -39,9 +39,13 @@ def run_page(results: Sequence[RunResult]) -> str:
     for result in results[:_MOST_RUNS]:
         panels += [f'<h2 class="run">{_name(result)}{_pill(result)}</h2>', *_run(result, points)]
     met = sum(result.slo_met for result in results)
+    invalid = sum(result.verdict is Verdict.INVALID for result in results)
+    invalid_note = (
+        f"; {invalid} of them {'says' if invalid == 1 else 'say'} nothing about the target" if invalid else ""
+    )
     head = (
         f'<div class="brand">{_ICON}<h1>{len(results)} runs</h1>{_about(first)}</div>'
-        f'<p class="sentence">{met} of {len(results)} runs met their objective.</p>'
+        f'<p class="sentence">{met} of {len(results)} runs met their objective{invalid_note}.</p>'
     )
     return _page(f"{len(results)} runs: {first.config.model}", head, "\n".join(panels))
 

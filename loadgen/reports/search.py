@@ -50,7 +50,8 @@ def _max_rate(found: MaxRate) -> str:
             return "interrupted before a rate met the objective"
         if found.too_short:
             last = found.probes[-1]
-            return f"no rate met the objective; at {last.rate:.1f}/s {'; '.join(last.reasons)}, or a higher --start"
+            higher = "" if any(probe.verdict is Verdict.MISSED for probe in found.probes) else ", or a higher --start"
+            return f"no rate met the objective; at {last.rate:.1f}/s {'; '.join(last.reasons)}{higher}"
         if found.failed_rate is not None and found.client_limited:
             reasons = "; ".join(found.probes[-1].reasons)
             return f"no rate met the objective; {found.failed_rate:.1f}/s exceeded the client's capacity: {reasons}"

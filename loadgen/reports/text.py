@@ -124,6 +124,8 @@ def _objective_line(result: RunResult) -> str:
         return text
     if confirmed(score.queries, score.misses, percentile):
         return f"{text}, confirmed by early stopping"
+    if result.verdict is Verdict.MISSED:
+        return text
     needed = queries_needed(score.misses, percentile)
     return f"{text}, not confirmed (needs {needed} queries) by early stopping"
 

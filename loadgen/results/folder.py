@@ -23,6 +23,7 @@ from sluice.loadgen.records.time_series import TimeSeries
 from sluice.loadgen.reports.document import RUN, SCHEMA_VERSION, run_json
 from sluice.loadgen.reports.html import run_page
 from sluice.loadgen.reports.markdown import run_markdown
+from sluice.loadgen.results.files import check_parent
 from sluice.loadgen.results.hdr import latency_log
 from sluice.loadgen.run.result import RunResult
 from sluice.models.errors import ConfigError
@@ -40,8 +41,12 @@ Writer = Callable[[RunResult, Path], None]
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ConfigError` unless a result can be written to a folder: it is new, empty, or that of a result."""
+    """Raise `ConfigError` unless a result can be written to a folder: it is new, empty, or that of a result.
+
+    A new folder needs one above it that can be written to.
+    """
     if not folder.exists():
+        check_parent(folder)
         return
     if not folder.is_dir():
         raise ConfigError(f"--out {folder}: expected a folder, found a file")
@@ -55,27 +60,13 @@ def write_result(result: RunResult, folder: Path, also: Sequence[Writer] = ()) -
     """Write a result to a folder, which replaces one of an earlier result; `also` write further files.
 
     All files are written beside the folder first, so that it is there as a whole or not at all. Raises `ConfigError`
-    as `check_folder` does, and `OSError`.
+    as `check_folder` does, and where the files cannot be written.
     """
     check_folder(folder)
-    folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
-        fresh, old = Path(name, "new"), Path(name, "old")
-        fresh.mkdir()
-        _write_columns(result, fresh / COLUMNS)
-        (fresh / DOCUMENT).write_bytes(run_json(result))
-        (fresh / SERIES).write_text(series_csv(result.figures.series))
-        streams = [stream.name for stream in result.streams]
-        (fresh / HISTOGRAM).write_text(latency_log(result.record, result.config.warmup_s, streams))
-        (fresh / MARKDOWN).write_text(run_markdown(result))
-        (fresh / PAGE).write_text(run_page([result]))
-        for write in also:
-            write(result, fresh)
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(fresh, folder)
-        shutil.rmtree(old, ignore_errors=True)
+    try:
+        _write(result, folder.resolve(), also)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be written: {error.strerror or error}") from error
 
 
 def read_result(folder: Path) -> RunResult:
@@ -124,6 +115,26 @@ def series_csv(series: TimeSeries) -> str:
         row = [getattr(series, field.name)[second].item() for field in dataclasses.fields(series)]
         writer.writerow((second, *("" if isinstance(x, float) and math.isnan(x) else x for x in row)))
     return text.getvalue()
+
+
+def _write(result: RunResult, folder: Path, also: Sequence[Writer]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        fresh, old = Path(name, "new"), Path(name, "old")
+        fresh.mkdir()
+        _write_columns(result, fresh / COLUMNS)
+        (fresh / DOCUMENT).write_bytes(run_json(result))
+        (fresh / SERIES).write_text(series_csv(result.figures.series))
+        streams = [stream.name for stream in result.streams]
+        (fresh / HISTOGRAM).write_text(latency_log(result.record, result.config.warmup_s, streams))
+        (fresh / MARKDOWN).write_text(run_markdown(result))
+        (fresh / PAGE).write_text(run_page([result]))
+        for write in also:
+            write(result, fresh)
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(fresh, folder)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_columns(result: RunResult, file: Path) -> None:

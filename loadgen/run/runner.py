@@ -27,7 +27,7 @@ from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
 from sluice.loadgen.target.inproc import IN_PROCESS
 from sluice.models.errors import ConfigError
 
-_MIN_PERCENTILE, _MAX_PERCENTILE = 0.01, 99.9999
+_MIN_PERCENTILE, _MAX_PERCENTILE = 1.0, 99.9999
 """A claim about the highest one takes 4.6 million queries."""
 
 
@@ -58,7 +58,8 @@ def plan_run(config: RunConfig) -> RunPlan:
 def _check(config: RunConfig) -> None:
     if not _MIN_PERCENTILE <= config.percentile <= _MAX_PERCENTILE:
         raise ConfigError(
-            f"--percentile: expected a number from {_MIN_PERCENTILE} to {_MAX_PERCENTILE}, got {config.percentile}"
+            f"--percentile: expected a percentage from {_MIN_PERCENTILE:g} to {_MAX_PERCENTILE}, such as 99, "
+            f"got {config.percentile}"
         )
     if config.slo_ms is not None and not 0 < config.slo_ms < float("inf"):
         raise ConfigError(f"--slo-ms: expected a positive number, got {config.slo_ms}")

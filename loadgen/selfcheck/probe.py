@@ -97,4 +97,6 @@ async def _drive(url: str, schedule: Schedule, pacing: Pacing) -> _Run:
         raise
     cpu_ns = time.process_time_ns()
     record = await issuer.run(target, _DRAIN_TIMEOUT_S)
+    if issuer.interrupted:  # the run took the interrupt for itself alone, but it is for the whole check
+        raise KeyboardInterrupt
     return _Run(record, issuer, time.process_time_ns() - cpu_ns)

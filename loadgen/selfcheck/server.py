@@ -24,7 +24,8 @@ def null_server(protocol: str) -> Iterator[str]:
     not start.
     """
     command = [sys.executable, "-m", "sluice.loadgen.selfcheck.null_server", protocol]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    # A session of its own: an interrupt at the terminal is for this process, at whose end the server ends.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

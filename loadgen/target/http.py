@@ -32,6 +32,8 @@ from sluice.models.errors import ConfigError
 
 _OPENED_AT_START = 8
 _SHED = (429, 503, 504)
+_FORBIDDEN = (401, 403)
+"""A proxy before a V2 server may answer so."""
 _OK = Status.OK  # looking up a member of an enum takes half a microsecond
 _MAX_REASON_CHARACTERS = 200
 
@@ -65,6 +67,11 @@ class HttpTarget(ConnectionPool[HttpConnection]):
     async def metadata(self, model: str) -> TargetModel:
         """Read a model's metadata."""
         status, body = await self._get(model_path(model))
+        if status != 200 and not body.lstrip().startswith(b"{") and status not in _FORBIDDEN:
+            raise TargetUnreachable(
+                f"--target {self._place}: does not speak V2: it answered {status} {_reason(body)}; a server of another "
+                "protocol takes --path and --bodies"
+            )
         if status != 200:
             raise ConfigError(f"--model {model}: {self._place} answered {status} {_reason(body)}")
         return decode_metadata(body)
@@ -151,4 +158,4 @@ class HttpTarget(ConnectionPool[HttpConnection]):
 
 def _reason(body: bytes) -> str:
     """The beginning of an error body as text."""
-    return body[:_MAX_REASON_CHARACTERS].decode("utf-8", "replace").strip()
+    return " ".join(body[:_MAX_REASON_CHARACTERS].decode("utf-8", "replace").split())

@@ -406,7 +406,7 @@ def test_what_the_server_refuses_as_out_of_time_is_shed(gateway: tuple[dict[str,
 
 def test_the_port_of_the_other_protocol_is_named(gateway: tuple[dict[str, str], str]) -> None:
     target = gateway[0]["grpc"].replace("grpc://", "http://")
-    with pytest.raises(ConfigError, match=r"answered 400 this port serves gRPC, over HTTP/2 only$"):
+    with pytest.raises(TargetUnreachable, match=r"answered 400 this port serves gRPC, over HTTP/2 only; "):
         runner.run(RunConfig(target=target, model="m", rate=10, queries=1))
 
 

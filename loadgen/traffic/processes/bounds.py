@@ -30,9 +30,8 @@ class ArrivalBounds(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= NS_PER_S:
-            raise ConfigError(
-                f"--rate: expected a number above 0 and at most {NS_PER_S} queries a second, got {self.rate}"
-            )
+            got = f"got {self.rate:g}" if self.rate else "got none"
+            raise ConfigError(f"--rate: expected a number above 0 and at most {NS_PER_S} queries a second, {got}")
         if self.duration_s is None and self.queries is None:
             raise ConfigError("schedule: no end; expected --duration, --queries, or both")
         if self.duration_s is not None and not 0 < self.duration_s < math.inf:

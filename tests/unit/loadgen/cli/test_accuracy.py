@@ -105,6 +105,7 @@ def test_expected_outputs_that_do_not_fit_are_refused(
         ([], "expected either --labels KEY or --expected FILE"),
         (["--labels", "a", "--expected", "b"], "expected either --labels KEY or --expected FILE"),
         (["--labels", "a", "--min-accuracy", "101"], "--min-accuracy: expected a percentage, got 101"),
+        (["--labels", "a", "--min-accuracy", "0.98"], "--min-accuracy: expected a percentage, such as 98, got 0.98 %"),
         (["--labels", "a", "--tolerance", "-1"], "--tolerance: expected at least 0, got -1"),
         (["--labels", "a", "--queries", "5"], "every sample is sent once"),
         (["--labels", "a", "--target", "sim:x"], "a simulated target gives no outputs"),

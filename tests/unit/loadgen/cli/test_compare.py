@@ -105,6 +105,15 @@ def test_what_cannot_be_compared_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_a_target_that_cannot_be_run_is_refused_before_the_others_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [write_simulation(tmp_path), "sim:missing.yaml"]
+    assert main(["compare", *sides, "--model", "small", "--rate", "50", "--duration", "5"]) == 1
+    output, errors = capsys.readouterr()
+    assert (output, "missing.yaml: cannot be read" in errors) == ("", True)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

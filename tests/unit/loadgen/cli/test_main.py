@@ -170,9 +170,10 @@ def test_an_unreachable_target_exits_with_5(scheme: str, capsys: pytest.CaptureF
         (["run", "--target", "sim:missing.yaml", *FAST, "--rate", "1"], "missing.yaml"),
         (
             ["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "99.99995"],
-            "--percentile: expected a number from 0.01 to 99.9999, got 99.99995",
+            "--percentile: expected a percentage from 1 to 99.9999, such as 99, got 99.99995",
         ),
-        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "1e-20"], "--percentile: expected a"),
+        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "0.99"], "such as 99, got 0.99"),
+        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--out", "/dev/null/x"], "/dev/null is not a folder"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--cv", "2"], "--cv: requires --arrivals gamma"),
         (
             ["run", "--target", "http://x:1", *FAST, "--rate", "1", "--arrivals", "poisson", "--trace", "x"],
@@ -196,7 +197,15 @@ def test_wrong_usage_exits_with_1(arguments: list[str], capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 1
-    assert capsys.readouterr().err.startswith("usage: loadgen")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"loadgen( \S+)?: error: .+; see `loadgen.* --help`", line)
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "--target", "http://x:1", *FAST, "--rate", "1", "--json", "/dev/null/x.json"])
+    assert stopped.value.code == 1
+    assert "argument --json: /dev/null/x.json: cannot be written: /dev/null is not a folder" in capsys.readouterr().err
 
 
 def test_keys_of_loadgen_are_defaults_of_options(tmp_path: Path) -> None:

@@ -109,7 +109,9 @@ def test_a_sweep_that_cannot_run_exits_with_1(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--rates", "1,x"], "argument --rates: invalid"),
+        (["--rates", "1,x"], "argument --rates: expected numbers with commas, or FIRST:LAST:STEP, got '1,x'"),
+        (["--rates", "1:5"], "argument --rates: expected numbers with commas, or FIRST:LAST:STEP, got '1:5'"),
+        (["--csv", "/dev/null/x"], "argument --csv: /dev/null/x: cannot be written: /dev/null is not a folder"),
         (["--rates", "10:5:1"], "argument --rates: expected FIRST:LAST:STEP upwards, got '10:5:1'"),
         (["--rates", "0,1"], "argument --rates: expected numbers above 0, got '0,1'"),
         (["--concurrencies", "1.5"], "argument --concurrencies: expected whole numbers, got '1.5'"),

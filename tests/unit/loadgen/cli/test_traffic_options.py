@@ -152,7 +152,17 @@ RUN = ["--rate", "1", "--queries", "5"]
         (["--model", "small", "--slo-scale", "0", *RUN], "--slo-scale: expected a number above 0, got 0"),
         (["--model", "small", "--schedule", "x.npz", "--cv", "2"], "--cv: requires"),
         (["--model", "small", "--schedule", "x.npz", "--preset", "heavy"], "--schedule: the file has the traffic"),
+        (
+            ["--model", "small", "--schedule", "x.npz", "--rate", "5"],
+            "--schedule: the file has the traffic; expected no --r",
+        ),
+        (
+            ["--model", "small", "--schedule", "x.npz", "--duration", "5"],
+            "--schedule: the file has the traffic; expected",
+        ),
         (["--model", "small", "--schedule", "x.npz"], "--schedule x.npz: cannot be read"),
+        (["--model", "small", "--slo-scale", "strict", *RUN], "--slo-scale: multiplies objectives; expected some, by"),
+        (["--model", "small", "--duration", "5"], "--rate: expected a number above 0 and at most 1000000000 queries a"),
     ],
 )
 def test_traffic_that_cannot_be_made_is_refused(
@@ -194,3 +204,11 @@ def test_find_max_judges_each_query_of_a_mix_by_its_own_objective(
     assert main(["find-max", *shared, *arguments]) == 2
     # Half of the queries have an objective that lone ones miss.
     assert "no rate met the objective" in capsys.readouterr().out
+
+
+def test_a_trace_with_arrivals_that_name_no_model_is_refused(
+    shared: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("t_s,model\n0,small\n5,\n")
+    assert main(["run", *shared, "--trace", str(tmp_path / "t.csv")]) == 1
+    assert "t.csv: some arrivals name no model; expected one in each row, or --model" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_too_few_queries_prove_nothing_even_without_a_miss() -> None:
 
 
 @pytest.mark.parametrize(("sample", "remedy"), [(125, "--duration 37 or more"), (0, "a longer --duration")])
-def test_a_run_of_groups_is_told_how_long_it_takes_for_enough_of_them(sample: int, remedy: str) -> None:
+def test_a_short_run_of_groups_learns_how_long_it_takes_for_enough_of_them(sample: int, remedy: str) -> None:
     # 1000 samples at 100/s are 125 queries of eight: 459 take 36.72 s.
     reasons = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=sample)
     assert [reason.partition("; try ")[2] for reason in reasons] == [remedy]
@@ -76,6 +76,11 @@ def test_lateness_counts_only_where_queries_are_due_one_by_one() -> None:
 def test_a_run_that_its_misses_have_ended_is_not_too_short() -> None:
     assert invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=EarlyVerdict.EXCLUDED) == []
     assert len(invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=EarlyVerdict.CONFIRMED)) == 1
+
+
+def test_a_client_learns_of_a_rate_and_of_processes_only_where_its_scenario_may_have_them() -> None:
+    (reason,) = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=1000, cpu_share=0.9, is_paced=False)
+    assert reason.endswith("try a lower --rate if there is one, or more --procs if several queries are open at a time")
 
 
 @pytest.mark.parametrize(("share", "valid"), [(None, True), (0.8, True), (0.81, False), (1.0, False)])

@@ -107,6 +107,13 @@ def test_queries_that_are_due_at_once_have_the_rate_of_their_answers() -> None:
     assert "Lateness of the client" not in text.split("Circumstances")[0]
 
 
+def test_invalid_runs_are_counted_apart() -> None:
+    short, long = (result_of(CONFIG, latency_ms=5, queries=queries) for queries in (300, 2000))
+    assert "1 of 2 runs met their objective; 1 of them says nothing about the target." in " ".join(
+        read(run_page([short, long])).texts
+    )
+
+
 def test_several_runs_are_compared() -> None:
     slow, fast = (result_of(CONFIG, latency_ms=latency, queries=2000) for latency in (30, 5))
     reader = read(run_page([fast, slow]))

@@ -8,7 +8,7 @@ import pytest
 from sluice.loadgen.cli.main import main
 from sluice.loadgen.reports.search import StoredProbes, max_rate_json, max_rate_text, probe_json, probe_text
 from sluice.loadgen.run.find_max import MaxRate, Probe, ProbePlan, SearchSettings
-from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 from tests.unit.loadgen.results import result_of
@@ -88,6 +88,12 @@ def test_a_search_of_runs_that_are_too_short_says_how_long_they_have_to_be() -> 
         "Result: no rate met the objective; at 100.0/s too short: 458 queries after the warm-up; "
         "a claim about 99 % needs 459; try --duration 1 or more, or a higher --start (1 probes)\n"
     )
+
+
+def test_a_search_whose_higher_rates_missed_does_not_advise_a_higher_start() -> None:
+    missed, short = probe(result(200.0, latency_ms=11)), probe(result(100.0, queries=458, latency_ms=11))
+    assert missed.verdict is Verdict.MISSED
+    assert max_rate_text(MaxRate(None, 100.0, False, (missed, short))).endswith("or more (2 probes)\n")
 
 
 def write_search(path: Path, results: list[RunResult], settings: SearchSettings, confirms: int = 0) -> None:

@@ -2,16 +2,21 @@
 
 import asyncio
 import http.client
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import grpc
 import pytest
+import uvloop
 
 from sluice.loadgen.cli.main import main
+from sluice.loadgen.records.record import Record
+from sluice.loadgen.run.issuer import Issuer
 from sluice.loadgen.selfcheck.probe import closed_loop, probe
 from sluice.loadgen.selfcheck.server import null_server
+from sluice.loadgen.target.base import Target
 
 
 @pytest.fixture(scope="module", params=["http", "grpc"])
@@ -26,6 +31,18 @@ def test_every_query_of_a_probe_is_answered(url: str) -> None:
     assert not any("not answered" in reason for reason in tried.reasons)
     assert tried.lateness_ms is not None
     assert tried.cpu_us_per_query > 0
+
+
+def test_an_interrupt_is_for_the_whole_check(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Issuer.run
+
+    async def interrupted(issuer: Issuer, target: Target, drain_timeout_s: float) -> Record:
+        asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGINT)
+        return await run(issuer, target, drain_timeout_s)
+
+    monkeypatch.setattr(Issuer, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(probe(url, 100, 20.0, seed=1))
 
 
 def test_a_closed_loop_goes_on_until_its_end(url: str) -> None:

@@ -229,3 +229,28 @@ def test_a_server_that_closes_after_each_answer_gets_all_queries() -> None:
             return listener
 
     assert [ended.status for ended in asyncio.run(run()).ended.values()] == [Status.OK] * 20
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "message"),
+    [
+        (404, b'{"error": "no m"}', ConfigError, r'--model m: .* answered 404 \{"error": "no m"\}$'),
+        (401, b"no key", ConfigError, "--model m: .* answered 401 no key$"),
+        (501, b"<p>\n  Error\n</p>", TargetUnreachable, "does not speak V2: it answered 501 <p> Error </p>; a server"),
+    ],
+)
+def test_a_server_of_another_protocol_differs_from_an_unknown_model(
+    status: int, body: bytes, error: type[Exception], message: str
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+        writer.close()
+
+    async def ask() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            await HttpTarget(f"http://127.0.0.1:{port}", 1).metadata("m")
+
+    with pytest.raises(error, match=message):
+        asyncio.run(ask())
