@@ -44,7 +44,8 @@ class RunResult:
     run of less than 0.1 s, and `baseline_lateness_ms` the 99th percentile of its lateness without load; both are None
     in a simulation. `decision` is what ended the run before its schedule, if anything did. `outputs` are those that the
     run was to keep, and `sample_count` is the number of samples that it drew from. `invalid` lists the reasons
-    why the run is invalid, and `notes` what a reader of the figures has to know about a simulation.
+    why the run is invalid, of which `lost` are those about client processes that did not live to its end, and `notes`
+    what a reader of the figures has to know about a simulation.
     """
 
     config: RunConfig
@@ -53,6 +54,7 @@ class RunResult:
     metrics: QueryStatistics
     score: Score
     invalid: list[str]
+    lost: tuple[str, ...] = ()
     interrupted: bool = False
     simulated: bool = False
     start_ns: int = 0
@@ -91,13 +93,14 @@ class RunResult:
     @property
     def client_limits(self) -> list[str]:
         """The reasons of `invalid` that a longer run would not cure: the client fell short of the schedule."""
-        return client_limits(
+        limits = client_limits(
             self.metrics,
             self.config.slo_ms,
             self.client_cpu_share,
             self.baseline_lateness_ms,
             is_paced=SCENARIOS[self.config.scenario].is_paced,
         )
+        return [*self.lost, *limits]
 
     @property
     def limits(self) -> list[str]:

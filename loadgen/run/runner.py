@@ -4,6 +4,7 @@ import asyncio
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -144,7 +145,8 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
         config,
         plan,
         driven.record,
-        flaws=(*driven.lost, *changes),
+        lost=driven.lost,
+        changes=changes,
         interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
@@ -163,7 +165,8 @@ def _result(
     plan: RunPlan,
     record: Record,
     *,
-    flaws: tuple[str, ...] = (),
+    lost: tuple[str, ...] = (),
+    changes: Sequence[str] = (),
     interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
@@ -204,7 +207,8 @@ def _result(
         record=record,
         metrics=metrics,
         score=score,
-        invalid=[*flaws, *reasons, *score.unmet],
+        invalid=[*lost, *changes, *reasons, *score.unmet],
+        lost=lost,
         decision=decision,
         interrupted=interrupted,
         simulated=simulated,

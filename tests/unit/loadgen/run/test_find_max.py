@@ -112,6 +112,18 @@ def test_two_probes_are_kept_for_the_confirmation_when_everything_passes() -> No
     assert (found.rate, found.failed_rate, found.confirmed) == (200, None, True)
 
 
+def test_a_run_that_lost_a_process_of_the_client_is_repeated_and_its_rate_not_called_failed() -> None:
+    reason = "client process 2 of 2 ended with signal SIGKILL"
+
+    def losing(plan: ProbePlan) -> RunResult:
+        result = target(capacity=1000)(plan)
+        return replace(result, lost=(reason,), invalid=[reason]) if plan.number == 1 else result
+
+    found, plans = search(losing, precision=0.5)
+    assert rates(plans)[:4] == [100, 200, 200, 400]
+    assert found.rate == 800
+
+
 def test_a_run_that_its_client_limited_is_repeated_once_and_then_not_taken_for_the_targets_limit() -> None:
     found, plans = search(target(capacity=1000, client_limit=300), precision=0.5)
     assert rates(plans) == [100, 200, 400, 400, pytest.approx(282.84, abs=0.01)] + [pytest.approx(282.84, abs=0.01)] * 2
