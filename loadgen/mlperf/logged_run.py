@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from sluice.loadgen.traffic.mersenne import Integers
 
+NO_LIMIT_NS = np.iinfo(np.int64).max
+"""The limit on the latency where there is none: LoadGen has no run without one."""
 SERVER, OFFLINE, SINGLE_STREAM, MULTI_STREAM = "Server", "Offline", "SingleStream", "MultiStream"
 
 
@@ -49,7 +51,8 @@ class LoggedRun:
     `loaded` has the sets of samples that were in memory one after the other. `start_ns` (when the latency of a sample
     begins) and `done_ns` have shape (samples,), int64 nanoseconds from the start of the run; `answered` says which
     samples had an answer. A sample without one counts as if it had lasted to the end of the run, which is the least
-    that it can have taken: LoadGen, which knows no failed queries, would wait for it. `group` successive samples are a
+    that it can have taken, and longer than the limit on the latency: LoadGen, which knows no failed queries, would wait
+    for it. `group` successive samples are a
     query. `faults` are reasons for which the run is invalid whatever its figures say, one sentence each, and `failures`
     counts the samples without an answer by their reason. `answers` maps the numbers of samples in the run to what is
     logged of their answers. `began_s` is the time of day, in seconds
@@ -75,7 +78,10 @@ class LoggedRun:
     @property
     def latency_ns(self) -> Integers:
         """The latency of every sample; shape (samples,)."""
-        return np.asarray(np.where(self.answered, self.done_ns, self.end_ns) - self.start_ns, np.int64)
+        limit_ns = self.settings.target_latency_ns
+        too_long_ns = 0 if limit_ns == NO_LIMIT_NS else limit_ns + 1
+        missing_ns = np.maximum(self.end_ns - self.start_ns, too_long_ns)
+        return np.asarray(np.where(self.answered, self.done_ns - self.start_ns, missing_ns), np.int64)
 
     @property
     def query_latency_ns(self) -> Integers:

@@ -82,7 +82,7 @@ def outcome(run: LoggedRun) -> LoggedOutcome:
         recommendations.append("Run longer: the minimum number of queries is not reached.")
     answered = int(run.answered.sum())
     # One less, because the span reaches to the beginning of the last.
-    completed_per_s = _per_s(answered - 1, run.end_ns)
+    completed_per_s = _per_s(max(answered - 1, 0), run.end_ns)
     offline_per_s = _per_s(answered, run.end_ns)
     return LoggedOutcome(
         metric={

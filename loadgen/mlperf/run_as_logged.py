@@ -5,7 +5,7 @@ import time
 import msgspec
 import numpy as np
 
-from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, LoggedRun, LoggedSettings
+from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, NO_LIMIT_NS, OFFLINE, SERVER, LoggedRun, LoggedSettings
 from sluice.loadgen.mlperf.settings import NAMES
 from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.records.record import Status
@@ -18,8 +18,6 @@ from sluice.loadgen.traffic.mlperf_schedule import SampleChoice, accuracy_sets, 
 from sluice.models.errors import ConfigError
 from sluice.models.units import ms_to_ns
 
-_NO_LIMIT_NS = np.iinfo(np.int64).max
-"""LoadGen has no run without a limit on the latency."""
 _SAMPLES_PER_QUERY = 8
 
 
@@ -56,7 +54,7 @@ def run_as_logged(result: RunResult) -> LoggedRun:
     rows = np.flatnonzero(np.repeat((status != Status.CANCELLED).all(axis=1), group))
     answered = np.asarray(record.status[rows] == Status.OK)
     faults = list(result.limits)
-    if scenario != SERVER and not answered.all():
+    if (scenario != SERVER or config.slo_ms is None) and not answered.all():
         faults.append(f"{int(len(rows) - answered.sum())} samples had no answer; every one has to have")
     numbers = {int(row): number for number, row in enumerate(rows)}
     return LoggedRun(
@@ -95,7 +93,7 @@ def _settings(result: RunResult, samples: int, group: int) -> LoggedSettings:
     config = result.config
     offline = config.scenario is ScenarioName.OFFLINE
     server = config.scenario is ScenarioName.SERVER
-    limit_ns = _NO_LIMIT_NS if config.slo_ms is None else ms_to_ns(config.slo_ms)
+    limit_ns = NO_LIMIT_NS if config.slo_ms is None else ms_to_ns(config.slo_ms)
     # The duration of LoadGen's arrivals is the least one; that of others is the most.
     least_s = config.min_duration_s or (config.duration_s if is_mlperf(config) and server else None) or 0.0
     settings = LoggedSettings(

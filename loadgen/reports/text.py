@@ -79,8 +79,10 @@ def _run_lines(result: RunResult) -> Iterator[str]:
 def _client_lines(result: RunResult) -> Iterator[str]:
     waited = result.metrics.waited
     if waited:
-        connections = result.config.connections
-        yield f"  waited     {waited} queries for one of {connections} connections, part of 'from due'"
+        config = result.config
+        # Calls of gRPC share connections, of which --connections is not the number.
+        place = "room on" if config.target.startswith("grpc") else f"one of {config.connections}"
+        yield f"  waited     {waited} queries for {place} connections, part of 'from due'"
     if result.client_cpu_us_per_query is not None:
         yield f"  client     {_client(result)}"
     if result.accuracy is not None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -145,6 +146,18 @@ def test_what_has_no_answer_is_over_the_latency_and_an_error_of_the_log(tmp_path
     assert summary[-1] == "1 ERROR encountered. See detailed log."
     assert detail.values["result_validity"] == "VALID"
     assert detail.values["result_completed_samples_per_sec"] == pytest.approx(997 / 1.0)
+
+
+def test_what_has_no_answer_is_over_the_latency_however_late_in_the_run(tmp_path: Path) -> None:
+    run = run_of("Server", [1] * 1000)
+    run = replace(run, settings=msgspec.structs.replace(run.settings, target_latency_ns=5000 * MS))
+    run.answered[100:] = False
+    detail, summary, _ = written(run, tmp_path)
+    assert detail.values["result_overlatency_query_count"] == 900
+    assert detail.values["result_perf_constraints_met"] is False
+    assert "Result is : INVALID" in summary
+    run.answered[:] = False
+    assert written(run, tmp_path)[0].values["result_completed_samples_per_sec"] == 0
 
 
 def test_an_offline_run_counts_answered_samples_to_the_end(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import json
 
 import msgspec
 import numpy as np
+import pytest
 
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport, StageShare
 from sluice.loadgen.records.statistics import query_statistics
@@ -94,13 +95,14 @@ def test_an_objective_is_met_only_if_early_stopping_confirms_it() -> None:
     assert report["metrics"]["confirmed"] is False
 
 
-def test_waits_for_connections_are_counted_in_the_text() -> None:
-    result = result_of(CONFIG, latency_ms=10, queries=1001)
+@pytest.mark.parametrize(("target", "place"), [("http://t", "one of 256"), ("grpc://t", "room on")])
+def test_waits_for_connections_are_counted_in_the_text(target: str, place: str) -> None:
+    result = result_of(msgspec.structs.replace(CONFIG, target=target), latency_ms=10, queries=1001)
     result.record.queued_ns[:500] = result.record.due_ns[:500]
     result.record.sent_ns[:500] = result.record.due_ns[:500] + 4 * MS
     metrics = query_statistics(result.record, CONFIG.percentile, CONFIG.warmup_s)
     lines = run_text(dataclasses.replace(result, metrics=metrics)).splitlines()
-    assert "  waited     500 queries for one of 256 connections, part of 'from due'" in lines
+    assert f"  waited     500 queries for {place} connections, part of 'from due'" in lines
     assert any(line.split()[:4] == ["waited", "1.998", "0.000", "4.000"] for line in lines)
     assert lines[-1] == "Result: VALID, objective met"
 
