@@ -36,8 +36,8 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         + (f", {metrics.cancelled} cancelled" if metrics.cancelled else "")
     )
     yield (
-        f"  rate       {metrics.offered_per_s:.1f}/s offered, {metrics.completed_per_s:.1f}/s completed, "
-        f"{metrics.goodput_per_s:.1f}/s good"
+        f"  rate       {_per_s(metrics.offered_per_s)} offered, {_per_s(metrics.completed_per_s)} completed, "
+        f"{_per_s(metrics.goodput_per_s)} good"
     )
     yield f"  score      {', '.join(map(_figure, score.figures))}"
     yield _objective_line(result)
@@ -109,6 +109,11 @@ def _longer(result: RunResult) -> str:
     return f"; with this share of misses it takes about {queries}: try --duration {seconds}"
 
 
+def _per_s(rate: float) -> str:
+    """A rate with one decimal, or with three where it is below one a second."""
+    return f"{rate:.3f}/s" if 0 < rate < 1 else f"{rate:.1f}/s"
+
+
 def _figure(figure: Figure) -> str:
     if figure.value is None:
         return f"{figure.name} unknown"
@@ -135,7 +140,9 @@ def _stream_line(group: GroupStatistics) -> str:
     latency = metrics.latency_ms
     text = "no answers" if latency is None else f"p50 {latency.p50:.3f} ms, p99 {latency.p99:.3f} ms"
     share = f"{metrics.attainment * 100:.3f} %"
-    return f"  stream     {group.name}: {metrics.queries} queries, {metrics.goodput_per_s:.1f}/s good ({share}); {text}"
+    return (
+        f"  stream     {group.name}: {metrics.queries} queries, {_per_s(metrics.goodput_per_s)} good ({share}); {text}"
+    )
 
 
 def _distribution(title: str, d: Distribution | None) -> tuple[str, ...]:

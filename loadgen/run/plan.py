@@ -65,7 +65,7 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> RunPlan:
         )
     if last_s < config.warmup_s and not pacing.from_issue:
         raise nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
-    outputs = tuple(config.output or each.outputs[0].name for each in metadata)
+    outputs = tuple(_compared(config.output, each) for each in metadata)
     return RunPlan(schedule, pacing, table, table.requests(schedule.sample), outputs)
 
 
@@ -129,6 +129,13 @@ def _samples(config: RunConfig, stream: MixStream, metadata: TargetModel) -> Sam
     if config.mix is not None or stream.samples != SampleSource() or stream.rows != 1:
         raise ConfigError("--bodies: a body is a whole sample; expected no --mix, no --samples and no --rows")
     return read_bodies(config.bodies)
+
+
+def _compared(output: str, metadata: TargetModel) -> str:
+    names = [spec.name for spec in metadata.outputs]
+    if output and output not in names:
+        raise ConfigError(f"--output {output}: the model has no such output; it has {', '.join(names)}")
+    return output or names[0]
 
 
 def nothing_measured(limit: str, warmup_s: float) -> ConfigError:

@@ -256,10 +256,22 @@ def test_answers_without_the_output_are_errors_and_the_others_keep_their_labels(
 
 def test_an_output_that_no_answer_has_is_named(run: Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", x=np.zeros((40, 2), np.float32), label=np.ones(40, np.int64))
+
+    async def another_output(number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(ANSWER.replace(b'"y"', b'"z"'))
+
+    with server(another_output) as target:
+        outcome = run(target, "--samples", str(tmp_path / "s.npz"), "--labels", "label")
+    assert outcome.code == 1
+    assert outcome.last_line == "loadgen: no answer can be read: --output y: not in the answers"
+
+
+def test_an_output_that_the_model_does_not_have_is_refused_before_the_run(run: Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", x=np.zeros((40, 2), np.float32), label=np.ones(40, np.int64))
     with server(answer) as target:
         outcome = run(target, "--samples", str(tmp_path / "s.npz"), "--labels", "label", "--output", "scores")
     assert outcome.code == 1
-    assert outcome.last_line == "loadgen: no answer can be read: --output scores: not in the answers"
+    assert outcome.last_line == "loadgen: --output scores: the model has no such output; it has y"
 
 
 def test_a_target_that_dies_in_a_search_ends_it_with_the_probes_so_far(

@@ -54,6 +54,18 @@ def test_the_whole_text_of_a_run() -> None:
     )
 
 
+def test_rates_below_one_a_second_have_three_decimals() -> None:
+    slow = result_of(CONFIG, latency_ms=10, queries=1001)
+    metrics = msgspec.structs.replace(slow.metrics, offered_per_s=0.1476, completed_per_s=0.0, goodput_per_s=12.34)
+    slow = dataclasses.replace(slow, metrics=metrics)
+    assert "  rate       0.148/s offered, 0.0/s completed, 12.3/s good" in run_text(slow).splitlines()
+
+
+def test_a_missed_objective_has_no_number_of_queries_that_would_confirm_it() -> None:
+    missed = result_of(CONFIG, latency_ms=11, queries=1001)
+    assert "  objective  10 ms for 99 %: met by 0.000 %" in run_text(missed).splitlines()
+
+
 def test_the_verdicts() -> None:
     missed = result_of(CONFIG, latency_ms=11, queries=1001)
     invalid = result_of(CONFIG, latency_ms=10, queries=10, invalid=("interrupted",))
