@@ -53,6 +53,35 @@ def test_the_body_of_an_error_is_kept_in_any_case() -> None:
     assert response == Response(Head(503, 2, -1, False), b"no")
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 500])
+def test_a_body_may_come_in_chunks(size: int) -> None:
+    answer = CHUNKED + b"3\r\nabc\r\nA;name=value\r\n0123\r\n6789\r\n0\r\nX-Sum: 1\r\n\r\n"
+    reader = ResponseReader(keep_bodies=True)
+    for _ in range(2):
+        found = [reader.feed(answer[start : start + size]) for start in range(0, len(answer), size)]
+        assert found[:-1] == [None] * (len(found) - 1)
+        assert found[-1] == Response(Head(200, -1, -1, close=False), b"abc0123\r\n6789")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        (b"-1\r\n", "expected the length of a chunk, got b'-1"),
+        (b"2\r\nabc\r\n", "a chunk longer than its length"),
+        (b"0\r\n\r\nmore", "bytes after its end"),
+        (b"7fffffff\r\n", "response body: longer than 1073741824 bytes"),
+        (b"1;" + b"x" * 2000, "a chunk's first line is longer than 1024 bytes"),
+        (b"0\r\nX: " + b"x" * MAX_HEAD_BYTES, "response trailers: longer than"),
+    ],
+)
+def test_chunks_that_break_the_rules_are_refused(chunks: bytes, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        ResponseReader(keep_bodies=False).feed(CHUNKED + chunks)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "closes"),
     [
@@ -91,10 +120,9 @@ def test_a_closing_server_is_noticed() -> None:
     [
         (b"SSH-2.0-OpenSSH\r\n\r\n", "expected an HTTP/1.1 status line"),
         (b"HTTP/2 200\r\nContent-Length: 0\r\n\r\n", "expected an HTTP/1.1 status line"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "no valid Content-Length"),
-        (b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\n\r\n", "no valid Content-Length"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\n", "no valid Content-Length"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 0x10\r\n\r\n", "no valid Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\n\r\n", "neither a valid Content-Length nor chunks"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\n", "neither a valid Content-Length nor chunks"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0x10\r\n\r\n", "neither a valid Content-Length nor chunks"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\n", "response body: longer than"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab", "bytes after its end"),
         (
