@@ -30,6 +30,13 @@ def readme_blocks(language: str, server: demo.Server) -> list[str]:
     return [block.replace("localhost:8000", f"localhost:{server.http_port}") for block in blocks]
 
 
+def readme_command(words: str, server: demo.Server) -> str:
+    """The one command with these words, as it is typed at a prompt."""
+    consoles = "".join(readme_blocks("console", server))
+    (command,) = (each for each in re.findall(r"^\$ ((?:.*\\\n)*.*)$", consoles, re.MULTILINE) if words in each)
+    return command
+
+
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), *sys.path])
     return subprocess.run(
@@ -80,16 +87,16 @@ def test_the_readme_s_python_client_works(server: demo.Server) -> None:
 
 
 def test_the_readme_s_loadgen_command_runs(server: demo.Server) -> None:
-    (command,) = (block for block in readme_blocks("sh", server) if "loadgen run" in block)
-    short = command.replace("--duration 10", "--duration 1 --warmup 0").replace(
-        ".venv-demo/bin/loadgen", f"{sys.executable} -m sluice.loadgen.cli.main", 1
+    short = (
+        readme_command("loadgen run", server)
+        .replace("--duration 10", "--duration 1 --warmup 0")
+        .replace(".venv-demo/bin/loadgen", f"{sys.executable} -m sluice.loadgen.cli.main", 1)
     )
     assert "accuracy" in run(["bash", "-c", short]).stdout
 
 
 def test_the_readme_s_plan_command_runs(server: demo.Server, tmp_path: Path) -> None:
-    (commands,) = (block for block in readme_blocks("sh", server) if "sluice plan" in block)
-    (command,) = (line for line in commands.splitlines() if "sluice plan" in line)
+    command = readme_command("sluice plan", server)
     build_repository(tmp_path / "repository", wide=False)
     here = command.replace(".demo/repository", str(tmp_path / "repository"))
     plan = run(["bash", "-c", here.replace(".venv-demo/bin/sluice", f"{sys.executable} -m sluice.gateway.cli.main", 1)])
