@@ -78,6 +78,8 @@ class InProcessTarget:
             inputs, outputs = self._server.metadata(model)
         except ServingError as error:
             raise ConfigError(f"--model {model}: {error}") from error
+        except Exception as error:
+            raise self._failed("metadata", error) from error
         return TargetModel(tuple(inputs), tuple(outputs))
 
     async def statistics(self) -> bytes | None:
@@ -91,10 +93,15 @@ class InProcessTarget:
         if self._server is None:
             self._server = await self._start()
         server = self._server
-        self._requests = {
-            key: server.prepare(request.model, request.tensors, _parameters(request))
-            for key, request in requests.items()
-        }
+        try:
+            self._requests = {
+                key: server.prepare(request.model, request.tensors, _parameters(request))
+                for key, request in requests.items()
+            }
+        except ServingError:
+            raise
+        except Exception as error:
+            raise self._failed("prepare", error) from error
 
     def issue(self, query: int, request: int) -> None:
         """Submit a request."""
@@ -146,10 +153,15 @@ class InProcessTarget:
             raise ConfigError(f"--target {self._url}: its server has no {', '.join(missing)}")
         try:
             await server.start()
-        except BaseException:
+        except BaseException as error:
             await server.stop()
+            if isinstance(error, Exception) and not isinstance(error, ServingError):
+                raise self._failed("start", error) from error
             raise
         return server
+
+    def _failed(self, method: str, error: Exception) -> ConfigError:
+        return ConfigError(f"--target {self._url}: its server's {method} failed: {error!r}")
 
     def _done(self, query: int, status: str, outputs: Tensors, reason: str, stages: str) -> None:
         if self._closed or self._calls.pop(query, _ABSENT) is _ABSENT:

@@ -102,6 +102,23 @@ def test_a_factory_that_fails_is_named(
         asyncio.run(InProcessTarget("inproc:badserver:serve").metadata("m"))
 
 
+@pytest.mark.parametrize("method", ["start", "metadata", "prepare"])
+def test_a_method_that_fails_before_the_run_is_named(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("weights")
+
+    async def run() -> None:
+        target = InProcessTarget(EXAMPLE)
+        await target.metadata("double")
+        await target.prepare(REQUESTS, Listener(), keep_answers=False)
+
+    monkeypatch.setattr(DoublingServer, method, fail)
+    with pytest.raises(
+        ConfigError, match=rf"^--target {EXAMPLE}: its server's {method} failed: KeyError\('weights'\)$"
+    ):
+        asyncio.run(run())
+
+
 def test_a_call_that_ends_with_an_unknown_word_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def submit(server: DoublingServer, request: object, done: Done, explain: bool) -> object:
         done("fine", {}, "", "")
