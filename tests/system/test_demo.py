@@ -33,7 +33,8 @@ def readme_blocks(language: str, server: demo.Server) -> list[str]:
 def readme_command(words: str, server: demo.Server) -> str:
     """The one command with these words, as it is typed at a prompt."""
     consoles = "".join(readme_blocks("console", server))
-    (command,) = (each for each in re.findall(r"^\$ ((?:.*\\\n)*.*)$", consoles, re.MULTILINE) if words in each)
+    commands: list[str] = re.findall(r"^\$ ((?:.*\\\n)*.*)$", consoles, re.MULTILINE)
+    (command,) = (each for each in commands if words in each)
     return command
 
 
