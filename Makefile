@@ -38,8 +38,8 @@ comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones. What needs the compiled tree comes first, with tests
 # of servers beside it, which leave the compiler the processors; of the others, the longest are first.
 PARTS := lint test-long-simulations test-compiled-hot-path test-compiled-core test-system-p test-system-t \
-	test-front-ends test-core-rest test-system-q-s test-core-simulation test-core-gateway test-deploy test-system-m-o \
-	test-system-e-k test-conformance test-system-0-9a-d test-system-l test-system-u-z test-grpcio test-core-hashes \
+	test-front-ends test-core-rest test-system-l test-system-q-s test-core-simulation test-core-gateway test-deploy \
+	test-system-m-o test-system-e-k test-conformance test-system-0-9a-d test-system-u-z test-grpcio test-core-hashes \
 	test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
 JOBS := 6
