@@ -145,7 +145,7 @@ def _method(results: Results) -> Iterator[str]:
     yield (
         f"{count} In each, the servers were started in turns, asked until the answers of all models were "
         "right (within 0.0001 of those of ONNX Runtime alone), measured and ended. Figures are medians of the rounds; "
-        "brackets have the 95 % interval of a bootstrap over rounds. "
+        "brackets have the 95 % interval of a bootstrap over rounds, where there is more than one. "
         + ("This was a quick run, which shows little more than that all works." if settings["quick"] else "")
     ).rstrip()
     late = [
@@ -247,7 +247,9 @@ def _cell(results: Results, peer: Peer, model: Model, protocol: str, measures: t
         if found is None:
             texts.append("-")
         elif len(measures) == 1 or measure.keys[-1] == "p50_ms":
-            texts.append(f"{measure.text(found.value)} [{measure.text(found.low)}, {measure.text(found.high)}]")
+            of_one_round = found.low == found.high
+            interval = "" if of_one_round else f" [{measure.text(found.low)}, {measure.text(found.high)}]"
+            texts.append(measure.text(found.value) + interval)
         else:
             texts.append(measure.text(found.value))
     return ", ".join(texts)
