@@ -53,6 +53,7 @@ _STAGE = {
     "rows": 1,
     "closed": "idle",
     "queue_ms": 0.02,
+    "batch_wait_ms": 0.02,
     "hand_off_ms": 0.546,
     "compute_ms": 0.341,
     "return_ms": 0.078,
