@@ -190,9 +190,10 @@ def _servers(results: Results) -> Iterator[str]:
     yield "## The servers"
     yield ""
     yield (
-        "Each gets what its own documentation shows for batches and for the form of requests, and of several ways the "
-        "cheapest. The Python servers run the pipelines in one process (`benchmarks/peers/shared/served_models.py`); "
-        "Sluice and Triton have pipelines of their own. Programs and pinned packages are in `benchmarks/peers/`."
+        "Each gets what its own documentation shows for batches and for the form of requests, and of the ways tried "
+        "the cheapest. The Python servers run the pipelines in one process "
+        "(`benchmarks/peers/shared/served_models.py`); Sluice and Triton have pipelines of their own. "
+        "Programs and pinned packages are in `benchmarks/peers/`."
     )
     yield ""
     yield "| server | version | over HTTP | gRPC | |"

@@ -68,10 +68,6 @@ class Samples:
         """The rows that make up a sample."""
         return slice(sample * self.rows_per_query, (sample + 1) * self.rows_per_query)
 
-    def row_count(self, sample: int) -> int:
-        """Number of rows in a sample."""
-        return len(range(self._total)[self.rows_of(sample)])
-
     @property
     def _total(self) -> int:
         return len(next(iter(self.inputs.values())))

@@ -15,7 +15,6 @@ MAX_OUTSTANDING = 65_536
 EXPLAIN_EVERY = 100
 """The number of queries of which, by default, one asks the server for its times by stage."""
 EXPLAIN_HEADER = "x-sluice-explain"
-STAGES_HEADER = "x-sluice-stages"
 
 
 class TargetUnreachable(ServingError):

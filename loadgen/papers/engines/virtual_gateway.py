@@ -47,10 +47,9 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlayedTraffic(msgspec.Struct, frozen=True):
-    """All requests of a run in the order of their ends, the batches by size, and the loads by model."""
+    """All requests of a run in the order of their ends, and the loads by model."""
 
     requests: tuple[EndedRequest, ...]
-    batches: dict[int, int]
     loads: dict[str, int]
 
     @property
@@ -78,16 +77,14 @@ class PlayedTraffic(msgspec.Struct, frozen=True):
 
 
 class TabledService:
-    """Batches take what the tables of their partitions say, times what `factor` draws (None: exactly that)."""
+    """Batches take what the tables of their partitions say."""
 
-    def __init__(self, tables: Tables, factor: Callable[[], float] | None = None) -> None:
+    def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._factor = factor
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         """The time that the partition takes for a batch."""
-        latency_ns = self._tables[batch.partition][batch.model].latency_ns(batch.rows)
-        return latency_ns if self._factor is None else round(latency_ns * self._factor())
+        return self._tables[batch.partition][batch.model].latency_ns(batch.rows)
 
     def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         """The models report no confidences."""
@@ -105,7 +102,6 @@ class _Record:
         self._also = also
         self.open: dict[int, tuple[int, RequestArrived]] = {}
         self.ended: list[EndedRequest] = []
-        self.batches = Counter[int]()
         self.loads = Counter[str]()
 
     def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
@@ -120,8 +116,6 @@ class _Record:
                     self.ended.append(
                         EndedRequest(arrival.pipeline, came_ns, arrival.deadline_ns, now_ns, decision.outcome)
                     )
-                case DispatchBatch():
-                    self.batches[decision.rows] += 1
                 case LoadModel():
                     self.loads[decision.model] += 1
 
@@ -130,8 +124,7 @@ class VirtualGateway:
     """One run of a scheduler with the product's own planner.
 
     The partitions in `holding` begin with those models of their `tables` (default: with all), and the others are loaded
-    in `load_ns`. `known` are the tables that the scheduler sees, where they differ from those that the `service`
-    follows. With `measures`, the links of the `nodes` are measured at the start. `observe` sees each step as well.
+    in `load_ns`. With `measures`, the links of the `nodes` are measured at the start. `observe` sees each step as well.
     """
 
     def __init__(
@@ -139,28 +132,25 @@ class VirtualGateway:
         spec: SchedulerSpec,
         tables: Tables,
         *,
-        service: TabledService | None = None,
         holding: Mapping[str, Iterable[str]] | None = None,
-        known: Tables | None = None,
         load_ns: Callable[[LoadModel], int] | None = None,
         nodes: Sequence[SimulatedNode] = (),
         measures: bool = True,
         observe: Callable[[int, AnyEvent | None, list[AnyDecision]], None] | None = None,
     ) -> None:
         self._record = _Record(observe)
-        known = tables if known is None else known
         self.simulator = Simulator(
             Scheduler(spec, LivePlanner()),
-            TabledService(tables) if service is None else service,
+            TabledService(tables),
             self._record.observe,
             build_plan=build_plan,
-            tables=known,
+            tables=tables,
             load_ns=load_ns,
             nodes=nodes,
             measures=measures,
         )
         for partition in spec.partitions:
-            held = known[partition.name]
+            held = tables[partition.name]
             if holding is not None:
                 held = {model: held[model] for model in holding.get(partition.name, ())}
             self.simulator.at(0, PartitionReady(partition.name, dict(held)))
@@ -170,4 +160,4 @@ class VirtualGateway:
         self.simulator.run(arrivals)
         record = self._record
         assert not record.open, "each request has an outcome"
-        return PlayedTraffic(tuple(record.ended), dict(record.batches), dict(record.loads))
+        return PlayedTraffic(tuple(record.ended), dict(record.loads))
