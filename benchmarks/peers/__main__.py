@@ -157,6 +157,7 @@ def _measure(
         return entry | {"failed": str(error)}
     return entry | {
         "models": found,
+        "client_first": inputs.loadgen.goes_first,
         "memory_mb": memory_mb,
         "start_s": start_s,
         "took_s": time.monotonic() - began,

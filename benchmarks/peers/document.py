@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.peers.client import CROWD, PERCENTILE
+from benchmarks.peers.client import CROWD, PERCENTILE, PRIORITY
 from benchmarks.peers.peer import PEERS, Peer
 from benchmarks.peers.results import Results
 from benchmarks.peers.workload import MODELS, SLO_MS, Model
@@ -137,9 +137,11 @@ def _method(results: Results) -> Iterator[str]:
     machine = f"The machine: {settings['machine']}."
     if loads:
         machine += f" Its load average was {min(loads):.1f} to {max(loads):.1f}, the run's own load included."
+    first = any(entry.get("client_first") for entry in results.entries)
     yield (
         "All servers run the same ONNX files with ONNX Runtime on one thread. A server and all of its processes have "
-        f"one core, and the client, `loadgen`, has the other. {machine}"
+        f"one core, and the client, `loadgen`, has the other"
+        f"{f', where it goes before all else (real-time priority {PRIORITY})' if first else ''}. {machine}"
     )
     yield ""
     yield (
