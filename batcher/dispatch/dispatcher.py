@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.closing import Closing, wrong_choice
+from sluice.batcher.dispatch.plan_rules import Hold, PlanRules, RuledBatch
 from sluice.batcher.dispatch.stragglers import Stragglers, mark_copied
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
@@ -86,6 +87,7 @@ class Dispatcher:
         self._queues = fleet.queues
         self._closing = Closing(fleet.policies, spec.limits)
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
+        self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._stragglers = Stragglers(fleet)
         self._evict = evict
@@ -485,6 +487,16 @@ class Dispatcher:
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
+            ruled = self._ruled(queue, head, model, here, now_ns)
+            if isinstance(ruled, Hold):
+                run_queue.defer(queue, max(ruled.until_ns, now_ns + 1), ruled.wanted_rows)
+                if ruled.for_idle:
+                    run_queue.wait_for_idle(queue, 0)
+                continue
+            if ruled is not None:
+                entries = queue.take(ruled.rows)
+                self._offer_rest(queue, now_ns)
+                return ruled.partition, queue, entries, ruled.reason
             host = self._host_of(head, model, here, now_ns)
             estimate = model.estimates[host.kind]
             choice = self._closing.choose(queue, model, host, now_ns)
@@ -511,6 +523,20 @@ class Dispatcher:
                 if choice.after_idle_ns is not None:
                     run_queue.wait_for_idle(queue, choice.after_idle_ns)
         return None
+
+    def _ruled(
+        self, queue: Queue, head: Entry, model: ModelState, here: PartitionState, now_ns: int
+    ) -> RuledBatch | Hold | None:
+        """The batch of a stage that its plan has a rule for; None if there is none, or it cannot be followed.
+
+        Queues that may run on some partitions only, and those that are not ordered by deadline, have no rules.
+        """
+        stage = head.request.pipeline.stages[head.stage]
+        if stage.rule is None or stage.model is not model or not model.by_deadline:
+            return None
+        if queue.host is not None or queue.only is not None:
+            return None
+        return self.rules.choose(queue, head, stage, model, here, now_ns)
 
     def _host_of(self, head: Entry, model: ModelState, here: PartitionState, now_ns: int) -> PartitionState:
         """The partition that an entry has its place on, if that is as free as its equal `here`.
