@@ -27,6 +27,6 @@ def test_the_cascade_of_the_experiment_escalates_the_share_of_rows_that_it_count
     escalated = next(
         float(line.split()[-1])
         for line in metrics.decode().splitlines()
-        if line.startswith("sluice_stage_rows_total") and 'stage="large"' in line
+        if line.startswith("sluice_stage_rows_total") and 'pipeline="cascade:1",stage="large"' in line
     )
     assert escalated == ROWS * ESCALATED
