@@ -174,7 +174,7 @@ def _weights(seed: int, layers: list[int]) -> Iterator[Rows]:
 
 
 def _answers(weights: list[Rows], rows: Rows) -> Rows:
-    """What a model of these weights answers: products with ReLU between, and softmax where there are several."""
+    """The answers of a model: products with its weights, ReLU between them, and softmax where there are several."""
     for number, each in enumerate(weights):
         rows = (np.maximum(rows, 0) if number else rows) @ each
     if len(weights) == 1:
