@@ -324,7 +324,7 @@ class StageState:
     dependents: list[int]  # stages that need its rows or confidences
     is_keyed: bool  # its inputs have dimensions that may differ, so that not all of them share batches
     cost_to_go: CostToGo | None = None  # the plan's cost of all that follows; None without a plan or without a choice
-    rule: FixedOption | GroupSearch | None = None  # the plan's, where options are not ranked anew among what is free
+    rule: FixedOption | GroupSearch | None = None  # the plan's, where options are not chosen among all that is free
     plan_changes: int = 0  # how often `model`, `cost_to_go` or `rule` were set
     run_probability: float = 1.0  # smoothed share of the rows offered to a conditional stage that it runs for
     remaining_path_ns: int = 0  # ns; predicted from this stage's end to the pipeline's end on the longest path

@@ -24,7 +24,9 @@ QueueTimes = Callable[[Problem, Path], Sequence[int]]
 def waits_planned(problem: Problem, path: Path) -> list[int]:
     """The part of each stage's latency that its batch does not run: what the plan expects to wait."""
     return [
-        max(int(stage.latency_ns[choice]) - stage.options[choice].service_ns, 0) if stage.options[choice].batch > 1 else 0
+        max(int(stage.latency_ns[choice]) - stage.options[choice].service_ns, 0)
+        if stage.options[choice].batch > 1
+        else 0
         for stage, choice in zip(problem.stages, path.choices, strict=True)
     ]
 
@@ -76,7 +78,15 @@ def path_planner(
             raise ConfigError(f"planner {name}: registered by {other.module} and by {function.__module__}")
         make: Callable[[Any], PathPlanner] = function if settings is not None else lambda _: function
         _registered[name] = RegisteredPlanner(
-            name, description, settings or NoSettings, make, function.__module__, queue_times, work or {}, by_share, serves
+            name,
+            description,
+            settings or NoSettings,
+            make,
+            function.__module__,
+            queue_times,
+            work or {},
+            by_share,
+            serves,
         )
         return function
 
@@ -131,7 +141,7 @@ def planner_named(name: str, settings: Mapping[str, object] | None = None) -> Pa
 
 
 def planner_of(config: PlannerConfig) -> PathPlanner:
-    """The planner that a scheduler goes by, with its seed and the bounds of its search; ConfigError for another name."""
+    """The planner that a scheduler goes by, with its seed and the bounds of its search; ConfigError for others."""
     known = path_planners().get(config.name)
     settings: dict[str, object] = {}
     if known is not None:
