@@ -683,6 +683,7 @@ class Dispatcher:
             if stage.model is not None and stage.model.pipelines == [pipeline]:
                 self.sequences.forget(stage.model.config.key)
         self.places.forget(pipeline)
+        self.rules.fallbacks.pop(pipeline.config.name, None)
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
