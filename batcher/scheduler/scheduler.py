@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from sluice.batcher.dispatch.copies import is_superseded, live_copies, supersede
 from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
 from sluice.batcher.dispatch.retries import Failures
-from sluice.batcher.dispatch.stragglers import is_superseded, live_copies, supersede
 from sluice.batcher.dispatch.timeouts import REASONS, TimeoutCause
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.speed import observe_batch, observe_hand_off
@@ -367,6 +367,8 @@ class Scheduler:
             observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns, batch.way_ns)
         model = self.dispatcher.models[batch.queue_key[0]]
         observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
+        if self.dispatcher.competition.learns:
+            self.dispatcher.competition.ran(batch, event.ended_ns - event.started_ns)
         if model.config.sequences is not None:
             self.dispatcher.ran(batch.entries, now_ns)
         queue = self.dispatcher.fleet.queues.find(batch.queue_key)
