@@ -29,7 +29,7 @@ ModelState      dispatch/dispatcher.py        outstanding extra_rows peak_rows t
 ModelState      scheduler/pipelines.py        pipelines
 ModelState      places/places.py              open_batch
 ModelState      residency/partition_memory.py config load_ns last_load_ns
-StageState      scheduler/replanner.py        model cost_to_go plan_changes
+StageState      scheduler/replanner.py        model cost_to_go rule plan_changes
 StageState      queues/progress.py            run_probability
 StageState      prediction/pipeline_times.py  remaining_path_ns
 PipelineState   fleet/fleet.py                degraded
@@ -69,7 +69,7 @@ from sluice.batcher.estimates.rate import RateEstimate
 from sluice.batcher.estimates.recent_rows import RecentRows
 from sluice.batcher.interface.config import PipelineConfig, ScheduledModel, StageConfig
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.interface.plan_data import CostToGo
+from sluice.batcher.interface.plan_data import CostToGo, FixedOption, GroupSearch
 from sluice.models.units import INFINITE_NS, NS_PER_S
 
 IN_FLIGHT = 2
@@ -325,7 +325,8 @@ class StageState:
     dependents: list[int]  # stages that need its rows or confidences
     is_keyed: bool  # not all of its rows share batches: dimensions of inputs may differ, or it competes
     cost_to_go: CostToGo | None = None  # the plan's cost of all that follows; None without a plan or without a choice
-    plan_changes: int = 0  # how often `model` or `cost_to_go` were set
+    rule: FixedOption | GroupSearch | None = None  # the plan's, where options are not chosen among all that is free
+    plan_changes: int = 0  # how often `model`, `cost_to_go` or `rule` were set
     run_probability: float = 1.0  # smoothed share of the rows offered to a conditional stage that it runs for
     remaining_path_ns: int = 0  # ns; predicted from this stage's end to the pipeline's end on the longest path
 

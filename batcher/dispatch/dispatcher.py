@@ -10,6 +10,7 @@ from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.closing import Closing, wrong_choice
 from sluice.batcher.dispatch.competition import Competition
 from sluice.batcher.dispatch.copies import mark_copied
+from sluice.batcher.dispatch.plan_rules import Hold, PlanRules
 from sluice.batcher.dispatch.stragglers import Stragglers
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
@@ -88,6 +89,7 @@ class Dispatcher:
         self._queues = fleet.queues
         self._closing = Closing(fleet.policies, spec.limits)
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
+        self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._stragglers = Stragglers(fleet)
         self.competition = Competition(fleet)
@@ -509,32 +511,59 @@ class Dispatcher:
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
-            host = self._host_of(head, model, here, now_ns)
-            estimate = model.estimates[host.kind]
-            choice = self._closing.choose(queue, model, host, now_ns)
-            rows = choice.rows
-            if rows:
-                if not 0 < rows <= estimate.max_rows:
-                    _check_rows(choice, max(estimate.max_rows, head.rows), model)
-                takes = partial(self._takes, queue, model, now_ns)
-                chosen = self._chooser.choose(queue, head, model, choice, host, takes, now_ns)
-                if isinstance(chosen, int):
-                    run_queue.defer(queue, max(chosen, now_ns + 1))
-                    run_queue.wait_for_idle(queue, 0)
-                else:
-                    host, most, from_ns = chosen
-                    if model.by_deadline:
-                        most = self.places.affordable_rows(host, queue, most, from_ns, now_ns)
-                    entries = queue.take(most, from_ns)
-                    self._offer_rest(queue, now_ns)
-                    return host, queue, entries, choice.reason
-            else:
-                if choice.until_ns <= now_ns:
-                    raise wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
-                run_queue.defer(queue, choice.until_ns, choice.wanted_rows)
-                if choice.after_idle_ns is not None:
-                    run_queue.wait_for_idle(queue, choice.after_idle_ns)
+            chosen = self._by_rule_or_policy(run_queue, queue, head, model, here, now_ns)
+            if chosen is not None:
+                return chosen
         return None
+
+    def _by_rule_or_policy(
+        self,
+        run_queue: RunQueue,
+        queue: Queue,
+        head: Entry,
+        model: ModelState,
+        here: PartitionState,
+        now_ns: int,
+    ) -> Chosen | None:
+        """Take a batch as the rule of the plan wants it, else as the policy does; or defer the queue."""
+        stage = head.request.pipeline.stages[head.stage]
+        # Queues that may run on some partitions only, and those that are not ordered by deadline, have no rules.
+        if stage.rule is not None and stage.model is model and model.by_deadline and not (queue.host or queue.only):
+            ruled = self.rules.choose(queue, head, stage, model, here, now_ns)
+            if isinstance(ruled, Hold):
+                run_queue.defer(queue, max(ruled.until_ns, now_ns + 1), ruled.wanted_rows)
+                if ruled.for_idle:
+                    run_queue.wait_for_idle(queue, 0)
+                return None
+            if ruled is not None:
+                entries = queue.take(ruled.rows)
+                self._offer_rest(queue, now_ns)
+                return ruled.partition, queue, entries, ruled.reason
+        host = self._host_of(head, model, here, now_ns)
+        estimate = model.estimates[host.kind]
+        choice = self._closing.choose(queue, model, host, now_ns)
+        rows = choice.rows
+        if not rows:
+            if choice.until_ns <= now_ns:
+                raise wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
+            run_queue.defer(queue, choice.until_ns, choice.wanted_rows)
+            if choice.after_idle_ns is not None:
+                run_queue.wait_for_idle(queue, choice.after_idle_ns)
+            return None
+        if not 0 < rows <= estimate.max_rows:
+            _check_rows(choice, max(estimate.max_rows, head.rows), model)
+        takes = partial(self._takes, queue, model, now_ns)
+        chosen = self._chooser.choose(queue, head, model, choice, host, takes, now_ns)
+        if isinstance(chosen, int):
+            run_queue.defer(queue, max(chosen, now_ns + 1))
+            run_queue.wait_for_idle(queue, 0)
+            return None
+        host, most, from_ns = chosen
+        if model.by_deadline:
+            most = self.places.affordable_rows(host, queue, most, from_ns, now_ns)
+        entries = queue.take(most, from_ns)
+        self._offer_rest(queue, now_ns)
+        return host, queue, entries, choice.reason
 
     def _host_of(self, head: Entry, model: ModelState, here: PartitionState, now_ns: int) -> PartitionState:
         """The partition that an entry has its place on, if that is as free as its equal `here`.

@@ -6,6 +6,7 @@ Specs, events and decisions are written to journals. A field or class that was r
 
 import msgspec
 
+from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.batcher.interface.scaling_config import ScalingConfig
 from sluice.models.dynamic_batching import QueuePolicy
@@ -254,7 +255,7 @@ class SchedulerSpec(msgspec.Struct, frozen=True):
     """All that a scheduler needs to know before the first event; also the first line of a journal.
 
     With `resizing`, the scheduler resizes partitions by these settings, as far as the driver samples them. The numbers
-    of partitions of the classes in `scaling` follow the load.
+    of partitions of the classes in `scaling` follow the load. Plans are those of `planner`.
     """
 
     models: tuple[ScheduledModel, ...]
@@ -264,3 +265,4 @@ class SchedulerSpec(msgspec.Struct, frozen=True):
     residency: ResidencyConfig = ResidencyConfig()
     resizing: BalanceSettings | None = None
     scaling: ScalingConfig = ScalingConfig()
+    planner: PlannerConfig = PlannerConfig()
