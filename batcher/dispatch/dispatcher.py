@@ -8,8 +8,10 @@ from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.closing import Closing, wrong_choice
+from sluice.batcher.dispatch.competition import Competition
+from sluice.batcher.dispatch.copies import mark_copied
 from sluice.batcher.dispatch.plan_rules import Hold, PlanRules
-from sluice.batcher.dispatch.stragglers import Stragglers, mark_copied
+from sluice.batcher.dispatch.stragglers import Stragglers
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
@@ -56,7 +58,7 @@ HOST_CHECK_NS = NS_PER_MS
 """A queue whose partition is busy for longer than predicted is looked at again after this time, or once it is idle."""
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are made again after this many of its batches."""
-RETRY = ReleaseReason.RETRY  # members of enums are found slowly
+RETRY, COMPETE = ReleaseReason.RETRY, ReleaseReason.COMPETE  # members of enums are found slowly
 
 
 class Dispatcher:
@@ -90,6 +92,7 @@ class Dispatcher:
         self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._stragglers = Stragglers(fleet)
+        self.competition = Competition(fleet)
         self._evict = evict
         self._resume = resume
         self._fail = fail
@@ -142,9 +145,10 @@ class Dispatcher:
         self._add(entry, queue, model, order_ns, now_ns)
 
     def _add(self, entry: Entry, queue: Queue, model: ModelState, order_ns: int, now_ns: int) -> None:
-        model.outstanding = outstanding = model.outstanding + entry.rows
-        if outstanding > model.peak_rows:
-            model.peak_rows = float(outstanding)
+        model.outstanding += entry.rows
+        wanted = model.outstanding - model.extra_rows
+        if wanted > model.peak_rows:
+            model.peak_rows = float(wanted)
         first = queue.push(entry, order_ns)
         if first or queue.rows >= queue.wanted_rows:
             queue.stop_waiting()
@@ -354,6 +358,8 @@ class Dispatcher:
             self._leave_partition(batch, now_ns)
         model = self.models[batch.queue_key[0]]
         model.outstanding -= batch.rows
+        if batch.is_extra:
+            model.extra_rows -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
             outdate_pipelines(model)
             if model.batch_limits:
@@ -428,6 +434,24 @@ class Dispatcher:
             if sharing.accounts:
                 self._revoke_unstarted(decisions)
                 sharing.wake_throttled(due, now_ns)
+        if (due_ns := self.competition.next_ns) is not None:
+            if due_ns <= now_ns:
+                self._compete(now_ns, decisions)
+            if (next_ns := self.competition.next_ns) is not None:
+                self.check_by(next_ns)
+
+    def _compete(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Run the rows of competing stages again that are due, where nothing else is to run."""
+        for batch, config in self.competition.due(now_ns):
+            while (copy := self.competition.copy(batch, config, now_ns)) is not None:
+                host, entries = copy
+                queue = self._queues.get(batch.queue_key)
+                self.models[queue.model].outstanding += sum(map(_rows, entries))
+                decisions.append(self._close(host, queue, entries, COMPETE, now_ns))
+                assert host.group is not None, "an idle partition has a group"
+                run_queue = self.wakeups.run_queues[host.group]
+                if (next_ns := run_queue.next_ns()) is not None:
+                    self.wakeups.wake_run_queue(run_queue, max(next_ns, now_ns + 1))
 
     def _check_overdue(self, now_ns: int) -> None:
         """Give overdue partitions no more batches, and run elsewhere what can be in time there."""
@@ -649,23 +673,30 @@ class Dispatcher:
         batch = Batch(
             identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries), way_ns=way_ns
         )
-        if reason is RETRY:
-            mark_copied(batch)
+        batch.is_extra = reason is COMPETE
         self._next_batch += 1
         self.batches[identity] = batch
         for entry in entries:
             entry.batch = batch
         self.places.started(partition, queue, entries, now_ns)
         # An idle partition starts now, even if it is throttled and `free_at_ns` is when it would be within its share.
-        partition.free_at_ns = (partition.start_ns(now_ns) if partition.batches else now_ns) + expected_ns
+        starts_ns = partition.start_ns(now_ns) if partition.batches else now_ns
+        partition.free_at_ns = starts_ns + expected_ns
         partition.batches.append(batch)
+        if reason is RETRY or reason is COMPETE:
+            if any(entry.copies is not None for entry in entries):
+                mark_copied(batch)
+        elif (compete := _stage(entries[0]).config.compete) is not None:
+            self.competition.watch(batch, compete, starts_ns)
         assert partition.group is not None, "a partition that takes a batch has a group"
         if self._stragglers.is_idle and (partition.group.only is None or len(model.groups) > 1):
             self.check_by(self._stragglers.watch(now_ns))
         self.wakeups.run_queues[partition.group].partition_changed(partition)
         if self._sharing.accounts:
             self._sharing.started(partition, now_ns)
-        model.peak_rows = max(model.outstanding, model.peak_rows * PEAK_DECAY)
+        if batch.is_extra:
+            model.extra_rows += rows
+        model.peak_rows = max(model.outstanding - model.extra_rows, model.peak_rows * PEAK_DECAY)
         model.typical_rows += TYPICAL_WEIGHT * (rows - model.typical_rows)
         model.batches += 1
         model.last_dispatch_ns = now_ns
@@ -682,6 +713,7 @@ class Dispatcher:
             self._chooser.forget(stage)
             if stage.model is not None and stage.model.pipelines == [pipeline]:
                 self.sequences.forget(stage.model.config.key)
+                self.competition.forget(stage.model.config.key)
         self.places.forget(pipeline)
         self.rules.fallbacks.pop(pipeline.config.name, None)
 
@@ -700,6 +732,11 @@ class Dispatcher:
             requests += queue.waiting
             rows += queue.rows
         return requests, rows
+
+
+def _stage(entry: Entry) -> StageState:
+    """The stage that an entry is of."""
+    return entry.request.pipeline.stages[entry.stage]
 
 
 def _is_open(partition: PartitionState, now_ns: int) -> bool:

@@ -232,7 +232,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
             None if stage.model is None else models[stage.model],
             waits_for[index],
             [later for later, sources in enumerate(waits_for) if index in sources],
-            stage.request_keyed or stage.source_keyed,
+            stage.request_keyed or stage.source_keyed or stage.compete is not None,
         )
         for index, stage in enumerate(config.stages)
     ]
