@@ -442,6 +442,7 @@ def _build_execution(
         arena_bytes=lambda: executor.arena_bytes,
         corrections=lambda: _corrections(scheduler),
         breakers=lambda: executor.breakers,
+        learned=lambda: _learned(scheduler),
         statistics=statistics,
         counter_latencies=config.metrics_config.counter_latencies,
     )
@@ -592,6 +593,13 @@ def _corrections(scheduler: Scheduler) -> Iterator[tuple[str, str, float]]:
     for key, model in list(scheduler.dispatcher.models.items()):
         for kind, estimate in list(model.estimates.items()):
             yield key, kind, estimate.correction
+
+
+def _learned(scheduler: Scheduler) -> Iterator[tuple[str, str, int]]:
+    """The batch sizes that policies have learned, by model and partition, one by one."""
+    for key, learner in list(scheduler.dispatcher.fleet.learners.items()):
+        for partition, rows in learner.sizes().items():
+            yield key, partition, rows
 
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:
