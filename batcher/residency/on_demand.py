@@ -37,27 +37,25 @@ PINNED_AGAIN_NS = NS_PER_S
 """Time between two attempts to find room for a pinned model without waiting requests."""
 
 
-class WantedModel(NamedTuple):
-    """A model to load by `need_ns`; `candidate` is the partition that is to load it at once, if that is certain."""
-
-    need_ns: int
-    model: ModelState
-    candidate: LoadCandidate | None = None
-
-
 class Forecast(NamedTuple):
     """The prediction for a request of `pipeline` that needs models to be loaded.
 
-    `wanted` are the models to load. With a `refusal` some model cannot be loaded. `coming` says where and when each
-    missing model will be there; it is empty if that is not certain for all of them.
+    `wanted` are the models to load, and when each is needed. With a `refusal` some model cannot be loaded. `coming`
+    says where and when each missing model will be there; it is empty if that is not certain for all of them. One of
+    them may have to be ordered first, as `candidate` says.
     """
 
     pipeline: PipelineState
     done_ns: int
     model: str
-    wanted: list[WantedModel]
-    coming: dict[ModelState, ComingModel] = {}
+    wanted: list[tuple[int, ModelState]]
+    coming: Mapping[ModelState, ComingModel]
+    candidate: LoadCandidate | None = None
     refusal: LoadRefusal | None = None
+
+
+_Load = ComingModel | LoadCandidate | LoadRefusal
+"""A load in progress, one that can be ordered, or none now."""
 
 
 class Prospect(NamedTuple):
@@ -139,9 +137,8 @@ class OnDemandLoader:
             return None
         config = self._config
         likely = {} if config.prewarm is Prewarm.OFF else likely_stages(pipeline, pipeline.roots, config.path)
-        wanted: list[WantedModel] = []
-        coming: dict[ModelState, ComingModel] = {}
-        uncertain = False
+        wanted: list[tuple[int, ModelState]] = []
+        loads: dict[ModelState, _Load] = {}
         ahead_ns: dict[str, int] = {}
         first, done_ns = "", now_ns
         ends_ns, probabilities = [now_ns] * pipeline.stage_count, [1.0] * pipeline.stage_count
@@ -152,29 +149,16 @@ class OnDemandLoader:
                 (probabilities[source] for source in stage.waits_for), default=1.0
             )
             if model is not None and not model.served:
-                found = coming.get(model) or self._soonest(model, now_ns, pipeline, ahead_ns)
-                refused = isinstance(found, LoadRefusal)
-                candidate: LoadCandidate | None = None
-                if isinstance(found, LoadRefusal):
-                    certain = not stage.waits_for or (probabilities[index] == 1 and not found.passing)
-                    if certain and found.ready_ns is None:
-                        return Forecast(pipeline, 0, model.config.key, wanted, refusal=found)
-                    ready_ns = found.ready_ns or now_ns + self._load_ns(model)
-                    uncertain = True
-                elif isinstance(found, LoadCandidate):
-                    ready_ns = found.ready_ns
-                    # The room for a second load, or for a later one, is not known before the first one is ordered.
-                    if stage.waits_for or any(each.candidate is not None for each in wanted):
-                        uncertain = True
-                    else:
-                        candidate = found
-                        coming[model] = ComingModel(found.memory.partition, ready_ns)
-                else:
-                    coming[model], ready_ns = found, found.ready_ns
-                uncertain = uncertain or coming[model].partition.kind not in model.estimates
+                found = loads[model] = loads.get(model) or self._soonest(model, now_ns, pipeline, ahead_ns)
+                ready_ns, refused = found.ready_ns, isinstance(found, LoadRefusal)
+                if isinstance(found, LoadRefusal) and ready_ns is None:
+                    if not stage.waits_for or (probabilities[index] == 1 and not found.passing):
+                        return Forecast(pipeline, 0, model.config.key, wanted, {}, refusal=found)
+                    ready_ns = now_ns + self._load_ns(model)
+                assert ready_ns is not None, "only a refusal may not tell when the model is ready"
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
                 if not stage.waits_for or prewarmed:
-                    wanted.append(WantedModel(begin_ns, model, candidate))
+                    wanted.append((begin_ns, model))
                 if prewarmed and not refused:
                     begin_ns = max(begin_ns, ready_ns)
                 else:  # when rows arrive: rows for the first stages already wait
@@ -184,15 +168,15 @@ class OnDemandLoader:
             ends_ns[index] = begin_ns + stage.service_ns(self._hand_off_ns)
             if probabilities[index] > 1 - QUANTILE:
                 done_ns = max(done_ns, ends_ns[index])
-        return Forecast(pipeline, done_ns, first, wanted, {} if uncertain else coming)
+        return Forecast(pipeline, done_ns, first, wanted, *_certain(pipeline, loads))
 
     def begin(self, forecast: Forecast, now_ns: int) -> None:
         """Load the models that an admitted request needs, each just in time."""
-        for need_ns, model, candidate in forecast.wanted:
-            if candidate is not None and forecast.coming:
-                self._order(model, candidate, now_ns)
-            else:
+        for need_ns, model in forecast.wanted:
+            if forecast.candidate is None:
                 self._want(model, need_ns, now_ns, LoadPurpose(forecast.pipeline))
+            elif self._coming(model, now_ns) is None:
+                self._order(model, forecast.candidate, now_ns)
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """Load the busiest model of a pipeline on one more partition, after a rejection because models are busy.
@@ -391,9 +375,7 @@ class OnDemandLoader:
             self._reconsider(memory.partition.name, now_ns)
         self.wake_ns = now_ns
 
-    def _soonest(
-        self, model: ModelState, now_ns: int, pipeline: PipelineState, ahead_ns: dict[str, int]
-    ) -> ComingModel | LoadCandidate | LoadRefusal:
+    def _soonest(self, model: ModelState, now_ns: int, pipeline: PipelineState, ahead_ns: dict[str, int]) -> _Load:
         """Where and when a model can be loaded, after the loads in `ahead_ns`; adds its own load to them."""
         if (coming := self._coming(model, now_ns)) is not None:
             return coming
@@ -424,6 +406,33 @@ class OnDemandLoader:
     @staticmethod
     def _row_ns(model: ModelState) -> int:
         return min((model.row_ns(kind) for kind in model.estimates), default=0)
+
+
+def _certain(
+    pipeline: PipelineState, loads: Mapping[ModelState, _Load]
+) -> tuple[Mapping[ModelState, ComingModel], LoadCandidate | None]:
+    """Where and when missing models will be there, and the one load to be ordered for that.
+
+    It is certain where all are being loaded, but for one of the first stages at most: the room for a second load, or
+    for a later one, is not known before the first one is ordered.
+    """
+    coming: dict[ModelState, ComingModel] = {}
+    candidate: LoadCandidate | None = None
+    for model, load in loads.items():
+        if (
+            isinstance(load, LoadCandidate)
+            and candidate is None
+            and any(model is root.model for root in pipeline.roots)
+        ):
+            candidate = load
+            coming[model] = ComingModel(load.memory.partition, load.ready_ns)
+        elif isinstance(load, ComingModel):
+            coming[model] = load
+        else:
+            return {}, None
+        if coming[model].partition.kind not in model.estimates:
+            return {}, None
+    return coming, candidate
 
 
 class NoOnDemandLoading:

@@ -186,7 +186,7 @@ class PartitionMemory:
 
     def lost(self) -> list[str]:
         """Drop all orders, since the worker is gone; returns the models that were being loaded."""
-        loading = list(self._loading)
+        loading = sorted(self._loading)
         self._ready_ns.clear()
         self._ordered_ns.clear()
         self._since.clear()
