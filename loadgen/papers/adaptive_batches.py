@@ -42,7 +42,7 @@ LARGEST = (OBJECTIVE_NS - FIXED_NS) // ROW_NS
 MAX_BATCH = 1024
 TABLE = LatencyTable(tuple((rows, FIXED_NS + ROW_NS * rows) for rows in range(1, MAX_BATCH + 1)))
 CLIENTS = 2 * MAX_BATCH
-"""Clients, so many that a full batch waits at any time."""
+"""With twice a full batch of clients, another one waits at any time."""
 LEARNING_NS = 3 * NS_PER_S // 2
 """Batches and requests count from then on."""
 HALF_MS = OBJECTIVE_NS / 2 / NS_PER_MS
