@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from sluice.batcher.drivers.simulated_nodes import SimulatedNode
-from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.drivers.simulator import Service, Simulator
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -124,7 +124,8 @@ class VirtualGateway:
     """One run of a scheduler with the product's own planner.
 
     The partitions in `holding` begin with those models of their `tables` (default: with all), and the others are loaded
-    in `load_ns`. With `measures`, the links of the `nodes` are measured at the start. `observe` sees each step as well.
+    in `load_ns`. With `measures`, the links of the `nodes` are measured at the start. Batches take what the tables say,
+    unless there is a `service`. `observe` sees each step as well.
     """
 
     def __init__(
@@ -136,12 +137,13 @@ class VirtualGateway:
         load_ns: Callable[[LoadModel], int] | None = None,
         nodes: Sequence[SimulatedNode] = (),
         measures: bool = True,
+        service: Service | None = None,
         observe: Callable[[int, AnyEvent | None, list[AnyDecision]], None] | None = None,
     ) -> None:
         self._record = _Record(observe)
         self.simulator = Simulator(
             Scheduler(spec, LivePlanner()),
-            TabledService(tables),
+            service or TabledService(tables),
             self._record.observe,
             build_plan=build_plan,
             tables=tables,
