@@ -56,25 +56,14 @@ KINDS = ("cpu", "gpu")
 CPU_NODES, GPU_NODES = 6, 2
 CPU_PRICE, GPU_PRICE = 1.0, 8.0
 """Units a millisecond."""
+_SOURCES: dict[str, dict[str, tuple[int, ...]]] = {
+    "cascade": {"decode": (), "alexnet": (0,), "resnet50": (1,), "vote": (2,)},
+    "ensemble": {"decode": (), "resnet50": (0,), "vgg19": (0,), "vote": (1, 2)},
+    "detection": {"decode": (), "ssd": (0,), "alexnet": (1,), "vote": (2,)},
+}
 DAGS = {
-    "cascade": (
-        DagFunction("decode"),
-        DagFunction("alexnet", (0,)),
-        DagFunction("resnet50", (1,)),
-        DagFunction("vote", (2,)),
-    ),
-    "ensemble": (
-        DagFunction("decode"),
-        DagFunction("resnet50", (0,)),
-        DagFunction("vgg19", (0,)),
-        DagFunction("vote", (1, 2)),
-    ),
-    "detection": (
-        DagFunction("decode"),
-        DagFunction("ssd", (0,)),
-        DagFunction("alexnet", (1,)),
-        DagFunction("vote", (2,)),
-    ),
+    name: tuple(DagFunction(model, sources) for model, sources in functions.items())
+    for name, functions in _SOURCES.items()
 }
 FIFO, WHOLE, SAMPLED, SLUICE = SCHEDULERS = (
     "first come, first served",

@@ -82,6 +82,10 @@ class Cluster(NamedTuple):
         return [kind for kind in self.kinds for _ in range(kind.count)]
 
 
+Offers = Callable[[DagRequest, list[float]], Iterator[tuple[int, ...]]]
+"""The nodes that a request may get for its functions, the best first, by when each node is free."""
+
+
 def first_come(cluster: Cluster, requests: Sequence[DagRequest]) -> list[DagAnswer]:
     """First come, first served, without batches and refusals: a function that is ready takes the quickest idle node."""
     nodes = cluster.nodes
