@@ -157,8 +157,8 @@ class VirtualGateway:
         load_ns: Callable[[LoadModel], int] | None = None,
         nodes: Sequence[SimulatedNode] = (),
         measures: bool = True,
-        observe: Callable[[int, AnyEvent | None, list[AnyDecision]], None] | None = None,
         service: Service | None = None,
+        observe: Callable[[int, AnyEvent | None, list[AnyDecision]], None] | None = None,
         fails: Callable[[int], bool] | None = None,
     ) -> None:
         self._record = _Record(observe)
