@@ -23,6 +23,7 @@ from sluice.batcher.places.costs import affordable_groups, cheapest_groups
 from sluice.batcher.places.locality import Locality
 from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
 from sluice.batcher.places.price import Opening, larger_later_ns, opening
+from sluice.batcher.places.ruled_groups import ruled_groups
 from sluice.batcher.places.search import Groups, Search, TooLateError, queue_key
 from sluice.batcher.places.shares import FORGET_NS, FairShares, part_of_rows, present_gap_ns
 from sluice.batcher.queues.queue import Queue
@@ -203,7 +204,8 @@ class Places:
             if done_ns > event.deadline_ns:
                 return Refusal(done_ns, is_beyond_share=True)
         allowed: Sequence[Groups | None] = [
-            None if stage.model is None else stage.model.groups for stage in pipeline.stages
+            None if stage.model is None else stage.model.groups if stage.rule is None else ruled_groups(stage)
+            for stage in pipeline.stages
         ]
         if event.max_cost is None:
             return self._search_unless_refused(event, pipeline, allowed, share_ns, now_ns)

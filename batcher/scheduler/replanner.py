@@ -34,11 +34,15 @@ class Replanner:
 
     One plan is built at a time. From `next_ns` on, any wake-up calls `review`: rates and latencies change only with
     events. With `for_objectives`, plans do not place models, and only pipelines with an
-    objective use them. `in_force` is None before the first plan.
+    objective use them. With `once`, a plan at a rate stands until partitions or models change. `in_force` is None
+    before the first plan.
     """
 
-    def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False, once: bool = False
+    ) -> None:
         self._for_objectives = for_objectives
+        self._moved = _came_up if once else _moved
         self._needed = not for_objectives or _have_objectives(pipelines.values())
         self._fleet = fleet
         self._pipelines = pipelines
@@ -106,7 +110,7 @@ class Replanner:
             self.next_ns = self._reviewed_ns + REVIEW_NS
             return None
         observed = self.observe(now_ns, elapsed_ns if elapsed_ns >= REVIEW_NS else None)
-        moved = self._outdated or self._planned is None or _moved(self._planned, observed, self._refused)
+        moved = self._outdated or self._planned is None or self._moved(self._planned, observed, self._refused)
         if elapsed_ns >= REVIEW_NS:
             self._reviewed_ns = now_ns
             self._refused.clear()
@@ -134,6 +138,7 @@ class Replanner:
             pipeline = self._pipelines[planned.pipeline]
             for stage, stage_plan in zip(pipeline.stages, planned.stages, strict=True):
                 stage.cost_to_go = stage_plan.rest
+                stage.rule = stage_plan.rule
                 stage.plan_changes += 1
                 if stage.model is not None and stage_plan.model != stage.model.config.key:
                     chosen = self._fleet.models[stage_plan.model]
@@ -237,6 +242,11 @@ def _branching(pipelines: dict[str, PipelineState]) -> list[str]:
     return [
         name for name, pipeline in pipelines.items() if any(stage.config.when is not None for stage in pipeline.stages)
     ]
+
+
+def _came_up(before: Observed, now: Observed, refused: Collection[str]) -> bool:
+    """True if partitions have gone, or a pipeline has its first rows."""
+    return now.gone != before.gone or any(rate and not before.rates.get(name) for name, rate in now.rates.items())
 
 
 def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:

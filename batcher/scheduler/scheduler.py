@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from sluice.batcher.dispatch.copies import is_superseded, live_copies, supersede
 from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
 from sluice.batcher.dispatch.retries import Failures
-from sluice.batcher.dispatch.stragglers import is_superseded, live_copies, supersede
 from sluice.batcher.dispatch.timeouts import REASONS, TimeoutCause
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.speed import observe_batch, observe_hand_off
@@ -68,6 +68,7 @@ class Scheduler:
         self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress, self._fail)
         self._places = self.dispatcher.places
         self._timeouts = self.dispatcher.timeouts
+        self._learners = self.dispatcher.fleet.learners
         self.memory = MemoryShares(spec.limits.memory_bytes)
         self.served = PipelineRegistry(spec, self.dispatcher, self.memory, planned=planner is not None)
         self.pipelines = self.served.pipelines
@@ -366,7 +367,12 @@ class Scheduler:
         if not batch.is_suspended:
             observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns, batch.way_ns)
         model = self.dispatcher.models[batch.queue_key[0]]
-        observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
+        took_ns = event.ended_ns - event.started_ns
+        observe_batch(model, batch.kind, batch.rows, took_ns)
+        if self.dispatcher.competition.learns:
+            self.dispatcher.competition.ran(batch, took_ns)
+        if self._learners and (learner := self._learners.get(batch.queue_key[0])) is not None:
+            learner.observe(partition.name, batch.rows, took_ns)
         if model.config.sequences is not None:
             self.dispatcher.ran(batch.entries, now_ns)
         queue = self.dispatcher.fleet.queues.find(batch.queue_key)

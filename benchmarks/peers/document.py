@@ -157,12 +157,12 @@ def _method(results: Results) -> Iterator[str]:
         for measured in protocols.values()
         for fixed in measured.get("fixed", ())
     ]
-    if late:
+    if any(late):
         share = f"{np.mean(late):.0%}".replace("%", " %")
         yield ""
         yield (
-            f"In {share} of the runs at fixed rates the load generator called the run invalid, mostly as the client "
-            "itself was late: other work of the machine took its core. The latencies of these runs are upper bounds."
+            f"In {share} of the runs at fixed rates the client itself was late. The latencies of these runs are upper "
+            "bounds."
         )
     yield ""
     yield "| model | | fixed rates |"

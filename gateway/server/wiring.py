@@ -16,7 +16,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.initial_residency import InitialResidency, initial_residency
-from sluice.batcher.settings.spec_builder import build_spec
+from sluice.batcher.settings.spec_builder import build_spec, check_competition
 from sluice.gateway.config.configured_partitions import (
     configured_partitions,
     partition_config,
@@ -50,6 +50,7 @@ from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.inference.model_calls import ModelCalls
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
+from sluice.gateway.observability.competition_metrics import CompetitionMetrics
 from sluice.gateway.observability.fault_metrics import FaultMetrics
 from sluice.gateway.observability.latency_summaries import LatencySummaries
 from sluice.gateway.observability.load_metrics import LoadMetrics
@@ -442,6 +443,7 @@ def _build_execution(
         arena_bytes=lambda: executor.arena_bytes,
         corrections=lambda: _corrections(scheduler),
         breakers=lambda: executor.breakers,
+        learned=lambda: _learned(scheduler),
         statistics=statistics,
         counter_latencies=config.metrics_config.counter_latencies,
     )
@@ -451,6 +453,7 @@ def _build_execution(
     metrics.include(ResidencyMetrics(scheduler))
     recovery = workers.recovery
     metrics.include(FaultMetrics(scheduler, inventory.names, lambda: recovery.quarantined))
+    metrics.include(CompetitionMetrics(scheduler.dispatcher.competition))
     if config.triton:
         metrics.include(executor.statistics)
     summaries = None
@@ -594,6 +597,13 @@ def _corrections(scheduler: Scheduler) -> Iterator[tuple[str, str, float]]:
             yield key, kind, estimate.correction
 
 
+def _learned(scheduler: Scheduler) -> Iterator[tuple[str, str, int]]:
+    """The batch sizes that policies have learned, by model and partition, one by one."""
+    for key, learner in list(scheduler.dispatcher.fleet.learners.items()):
+        for partition, rows in learner.sizes().items():
+            yield key, partition, rows
+
+
 def _check_names(config: ServerConfig, repository: Repository) -> None:
     """Raise ConfigError for settings of a model that is not there, not even as a broken one, and cannot come later."""
     if config.control is not ModelControlMode.NONE:
@@ -628,7 +638,9 @@ def _scheduler_spec(
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
     scaling = ScalingConfig(tuple(_scaled_classes(config).values()))
-    return msgspec.structs.replace(config.residency.apply(spec, known), resizing=config.balance, scaling=scaling)
+    spec = config.residency.apply(spec, known)
+    check_competition(spec.pipelines, spec.partitions)
+    return msgspec.structs.replace(spec, resizing=config.balance, scaling=scaling)
 
 
 def _scaled_classes(config: ServerConfig) -> dict[str, ScaledClass]:

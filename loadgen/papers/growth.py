@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import FrameType, FunctionType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -68,7 +68,7 @@ class Instructions:
     def __exit__(self, *error: object) -> None:
         sys.settrace(self._before)
 
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         self.count += event == "opcode"
         return self._trace

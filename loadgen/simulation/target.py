@@ -36,7 +36,7 @@ from sluice.batcher.interface.events import (
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.batcher.settings.spec_builder import build_spec, check_competition, pipeline_key
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
@@ -109,6 +109,7 @@ class SimulatedTarget:
             policies=self._file.policies(specs),
             default_policy=self._file.policy.config(),
         )
+        check_competition(self._spec.pipelines, self._spec.partitions)
         self._models = {spec.key: spec for spec in specs}
         by_kind = {
             f"cpu{cores}": {key: latency_table(self._file, entry, cores) for key, entry in repository.models.items()}

@@ -703,7 +703,13 @@ file; the other options change only their key."""
 _OBJECTIVES = """With the objective `latency`, a request never waits while a partition is idle, except for a tenth
 of its own time. With `cost`, a batch that is not worthwhile yet starts as late as deadlines safely allow, so that
 the same traffic takes less of the partitions' time. A lone request then takes most of its deadline: give it one
-(`slo_ms`), or it waits for nearly `default_slo_ms`."""
+(`slo_ms`), or it waits for nearly `default_slo_ms`.
+
+`aimd` and `quantile` look at no deadline: each partition learns how large its batches may be to end within
+`target_ms`, and takes what waits up to that size, first come, first served. `target_ms` is the time of a batch alone:
+give a request that may have to wait for a batch before it at least twice that. `aimd` follows a slower partition at
+once; `quantile` finds the size in a few dozen batches, and noise moves it less. The metric `sluice_batch_learned_rows`
+has the sizes."""
 
 _EXAMPLE = """```yaml
 host: 0.0.0.0                 # all interfaces
