@@ -109,6 +109,13 @@ LOCAL = LinkClass("", 0, 0)
 """Of partitions on the gateway's own machine; on other nodes, `distance` is at least 1."""
 
 
+class ComingModel(NamedTuple):
+    """A model that is being loaded: the partition, and when it is expected to be there."""
+
+    partition: PartitionState
+    ready_ns: int
+
+
 @dataclass(slots=True, eq=False)
 class NodeState:
     """A machine other than the gateway's own, on which partitions are."""
