@@ -243,8 +243,10 @@ class LatencyEstimate:
     @property
     def table(self) -> LatencyTable:
         """The expected latencies as they are corrected now; the same object as long as they are the same."""
-        if self._table is None:
-            self._table = LatencyTable(tuple((size, max(self.expected_ns(size), 1)) for size in self._sizes))
+        return self._table or self._make_table()
+
+    def _make_table(self) -> LatencyTable:
+        self._table = LatencyTable(tuple((size, max(self.expected_ns(size), 1)) for size in self._sizes))
         return self._table
 
     @property
