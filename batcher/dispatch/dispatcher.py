@@ -715,6 +715,7 @@ class Dispatcher:
                 self.sequences.forget(stage.model.config.key)
                 self.competition.forget(stage.model.config.key)
         self.places.forget(pipeline)
+        self.rules.fallbacks.pop(pipeline.config.name, None)
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""

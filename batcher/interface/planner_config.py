@@ -5,6 +5,22 @@ import enum
 import msgspec
 
 
+class ServedPlanner(enum.StrEnum):
+    """The planners that a server can go by; all but the first are from the literature."""
+
+    EXACT = "exact"
+    ESG = "esg"
+    INFLESS = "infless"
+    FAST_GSHARE = "fast_gshare"
+    ORION = "orion"
+    AQUATOPE = "aquatope"
+
+    @property
+    def by_share(self) -> bool:
+        """True if it compares partitions by the share of the machine that they are."""
+        return self not in (ServedPlanner.EXACT, ServedPlanner.ESG)
+
+
 class Replan(enum.StrEnum):
     """When configurations are chosen again."""
 
@@ -17,11 +33,12 @@ class Replan(enum.StrEnum):
 class PlannerConfig(msgspec.Struct, frozen=True):
     """The planner `name` of `planner/registry.py`, which draws from `seed` if it is random.
 
-    Planners that search are bounded by what takes about `search_ms` milliseconds on one core for each pipeline: work,
-    not time, so that the same input gives the same plan.
+    It may take `limit_ms` milliseconds for each pipeline. Searches are bounded by what takes about that long on one
+    core: by work, not by time, so that the same input gives the same plan. A driver with a clock gives up plans that
+    take longer.
     """
 
-    name: str = "exact"
+    name: str = ServedPlanner.EXACT.value
     replan: Replan = Replan.DISPATCH
     seed: int = 0
-    search_ms: float = 1000.0
+    limit_ms: float = 1000.0

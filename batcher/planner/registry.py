@@ -39,8 +39,7 @@ class RegisteredPlanner(NamedTuple):
     """A planner with one line on what it finds; `make`, of `module`, builds it from an instance of `settings`.
 
     `queue_times` are those of its paths where stages keep to them. By name, `work` has the settings that bound its
-    search, and how much of each takes about a millisecond on one core. With `by_share` it compares options by the share
-    of the machine that they take. One that does not `serve` takes too long to plan beside a server.
+    search, and how much of each takes about a millisecond on one core.
     """
 
     name: str
@@ -50,8 +49,6 @@ class RegisteredPlanner(NamedTuple):
     module: str
     queue_times: QueueTimes = waits_planned
     work: Mapping[str, float] = {}
-    by_share: bool = False
-    serves: bool = True
 
 
 _registered: dict[str, RegisteredPlanner] = {}
@@ -64,8 +61,6 @@ def path_planner(
     *,
     queue_times: QueueTimes = waits_planned,
     work: Mapping[str, float] | None = None,
-    by_share: bool = False,
-    serves: bool = True,
 ) -> Callable[[_T], _T]:
     """Register the function below it: a `PathPlanner`, or with `settings` a function that makes one from them.
 
@@ -85,8 +80,6 @@ def path_planner(
             function.__module__,
             queue_times,
             work or {},
-            by_share,
-            serves,
         )
         return function
 
@@ -145,7 +138,7 @@ def planner_of(config: PlannerConfig) -> PathPlanner:
     known = path_planners().get(config.name)
     settings: dict[str, object] = {}
     if known is not None:
-        settings = {key: max(round(each * config.search_ms), 1) for key, each in known.work.items()}
+        settings = {key: max(round(each * config.limit_ms), 1) for key, each in known.work.items()}
         if "seed" in known.settings.__struct_fields__:
             settings["seed"] = config.seed
     return planner_named(config.name, settings)

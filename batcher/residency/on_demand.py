@@ -413,8 +413,8 @@ def _certain(
 ) -> tuple[Mapping[ModelState, ComingModel], LoadCandidate | None]:
     """Where and when missing models will be there, and the one load to be ordered for that.
 
-    It is certain where all are being loaded, but for one of the first stages at most: the room for a second load, or
-    for a later one, is not known before the first one is ordered.
+    It is certain where all are being loaded, or all except one of a first stage: the room for a second load, or for a
+    later one, is not known before the first one is ordered.
     """
     coming: dict[ModelState, ComingModel] = {}
     candidate: LoadCandidate | None = None

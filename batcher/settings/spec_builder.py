@@ -15,6 +15,7 @@ from sluice.batcher.interface.config import (
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Compete, Late, Pipeline, Stage
@@ -41,6 +42,7 @@ def build_spec(
     memory_of: Mapping[str, int] | None = None,
     confidences_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
     uses_cache: bool = False,
+    planner: PlannerConfig | None = None,
 ) -> SchedulerSpec:
     """The spec from which the live gateway and the simulator both build their scheduler.
 
@@ -72,6 +74,7 @@ def build_spec(
         tuple(_pipeline_config(pipeline, specs, confidences, uses_cache) for pipeline in pipelines),
         tuple(partitions),
         limits or Limits(),
+        planner=planner or PlannerConfig(),
     )
 
 

@@ -51,7 +51,7 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
 from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.local_stages import LocalStages
-from sluice.gateway.runtime.plan_building import PlanBuilding
+from sluice.gateway.runtime.plan_building import PlanBuilding, PlanFailure
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import PartitionError, RejectedError, RequestError, WorkerGone
@@ -180,6 +180,11 @@ class Runtime:
     def headrooms(self) -> Mapping[str, float]:
         """By pipeline, the factor by which all traffic could grow from the rates of a recent plan."""
         return self._plans.headrooms
+
+    @property
+    def plan_failures(self) -> Mapping[PlanFailure, int]:
+        """How many plans, or parts of them for a pipeline, could not be built."""
+        return self._plans.failures
 
     async def find_headrooms(self) -> Mapping[str, float]:
         """As `headrooms`, after those that are due now have been computed; waits for half a second at most."""

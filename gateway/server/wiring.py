@@ -74,6 +74,7 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
+from sluice.gateway.runtime.plan_metrics import PlanMetrics
 from sluice.gateway.server.client_servers import client_servers
 from sluice.gateway.server.limits import Severity, check_limits, check_memory, host_memory
 from sluice.gateway.server.reload import Reload
@@ -483,6 +484,7 @@ def _build_execution(
     if spec.scaling.classes:
         metrics.include(ScalingMetrics(scheduler.scaler.status))
         runtime.carry_out_with(SetPartitions, scaling.carry_out)
+    metrics.include(PlanMetrics(scheduler, lambda: runtime.plan_failures))
     metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, runtime.find_headrooms))
     overview = Sources(
         state.registry,
@@ -635,6 +637,7 @@ def _scheduler_spec(
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
         uses_cache=config.cache_bytes > 0,
+        planner=config.planner.config(),
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
     scaling = ScalingConfig(tuple(_scaled_classes(config).values()))

@@ -93,11 +93,13 @@ class SimulatedTarget:
         self._served: Mapping[str, Pipeline] = served
         self._broken = repository.broken
         kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
+        cores = sum(each.cores for each in self._file.partitions)
         partitions = [
             PartitionConfig(
                 each.name,
                 kinds[each.name],
                 self._file.prices.per_second(CpuPartition(each.name, tuple(range(each.cores)))),
+                each.cores / cores,
             )
             for each in self._file.partitions
         ]
@@ -108,6 +110,7 @@ class SimulatedTarget:
             limits=self._file.limits.config(),
             policies=self._file.policies(specs),
             default_policy=self._file.policy.config(),
+            planner=self._file.planner.config(),
         )
         check_competition(self._spec.pipelines, self._spec.partitions)
         self._models = {spec.key: spec for spec in specs}

@@ -10,6 +10,7 @@ import msgspec
 from scripts.reference.command_line import subparsers
 from scripts.reference.tables import code, paragraph, table
 from sluice.batcher.policies.registry import DEFAULT, batch_policies
+from sluice.batcher.settings.planner import PlannerSettings
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.batcher.settings.scaling import ScaleSettings
 from sluice.batcher.settings.scheduling import ModelSettings, PriceSettings
@@ -115,6 +116,7 @@ SERVER = Section(
         "allow_upload": "Let clients upload [code](../operate/access.md#code), such as a Python model, with a request "
         "to load it.",
         "prices": "Cost of an hour of the machine. See [below](#prices).",
+        "planner": "The planner of pipelines with an objective. See [below](#planner).",
         "statuses": "HTTP statuses of requests that are refused under load. See [below](#statuses).",
         "tls": "Certificates for HTTPS and secure gRPC. See [below](#tls).",
         "restricted": "Parts of the API that only clients with a key may use. See [below](#restricted).",
@@ -143,6 +145,7 @@ SERVER = Section(
         "limits": "see below",
         "front_door": "see below",
         "prices": "see below",
+        "planner": "see below",
         "statuses": "see below",
         "cors": "see below",
         "trace": "see below",
@@ -339,6 +342,20 @@ SECTIONS = (
         "time that the worker computes, and a request pays its share by rows. Metrics, responses and `max_cost` "
         "([explanations and costs](../use/explain.md)) use the same currency.",
         "A partition with a `price` of its own costs that price per hour.",
+    ),
+    Section(
+        "planner",
+        PlannerSettings,
+        {
+            "name": "`exact`, or for comparison one of the literature: `esg`, `infless`, `fast_gshare`, `orion`, "
+            "`aquatope`. See [planners that serve](../operate/planning.md#planners-that-serve).",
+            "replan": "`dispatch` chooses again at every dispatch with `exact` and `esg`, and plans again with the "
+            "others when rates, latencies or partitions change. `once` keeps the first plan that is made at a rate, "
+            "until partitions or models change.",
+            "seed": "The seed of `aquatope`, which draws at random.",
+            "time_limit_ms": "How long a plan may take for each pipeline, in milliseconds, up to 60 000. It bounds the "
+            "searches of `orion` and `esg` as well. Where a plan takes longer, the one before stays.",
+        },
     ),
     Section(
         "quarantine",
@@ -765,6 +782,7 @@ client_shm_prefix: tensors_   # clients register /dev/shm/tensors_…
 allow_upload: true            # clients with the key may load Python models
 cache_bytes: 268435456
 prices: {core_hour: 0.05, gpu_hour: 3.5}
+planner: {name: esg, time_limit_ms: 200}
 statuses: {overload: 429, expired: 504}
 tls: {certificate: server.pem, key: server.key}
 restricted:

@@ -40,7 +40,7 @@ class AquatopeSettings(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-@path_planner("aquatope", "the best of 70 trials of Bayesian optimisation", AquatopeSettings, by_share=True)
+@path_planner("aquatope", "the best of 70 trials of Bayesian optimisation", AquatopeSettings)
 def aquatope(settings: AquatopeSettings) -> PathPlanner:
     """The planner with a generator of its own."""
     return partial(plan_aquatope, generator=np.random.default_rng(settings.seed))

@@ -16,7 +16,7 @@ BLOCK_PATHS = 1 << 18
 """Paths that are looked at together: all options of the last stages, one option each of those before."""
 
 
-@path_planner("brute_force", f"the least cost, by trying up to {MAX_PATHS // 1_000_000} million paths", serves=False)
+@path_planner("brute_force", f"the least cost, by trying up to {MAX_PATHS // 1_000_000} million paths")
 def plan_brute_force(problem: Problem, count: int = 1) -> list[Path]:
     """The cheapest paths by enumeration (a `PathPlanner`); raises ConfigError for more than `MAX_PATHS` of them."""
     check_problem(problem)

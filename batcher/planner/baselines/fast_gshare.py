@@ -20,7 +20,6 @@ from sluice.models.units import NS_PER_S
 @path_planner(
     "fast_gshare",
     "each stage's most efficient option within its part of the objective",
-    by_share=True,
 )
 def plan_fast_gshare(problem: Problem, count: int = 1) -> list[Path]:
     """At most one path, whatever `count`; ConfigError if a stage has only figures."""

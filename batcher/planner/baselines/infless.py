@@ -35,7 +35,6 @@ def fill_times(problem: Problem, path: Path) -> list[int]:
     "infless",
     "each stage's most efficient option within half of its part of the objective",
     queue_times=fill_times,
-    by_share=True,
 )
 def plan_infless(problem: Problem, count: int = 1) -> list[Path]:
     """At most one path, whatever `count`; ConfigError if a stage has only figures."""

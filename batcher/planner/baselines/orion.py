@@ -34,7 +34,6 @@ class OrionSettings(msgspec.Struct, frozen=True):
     "a path that is quick enough, step by step from the smallest configuration",
     OrionSettings,
     work={"max_steps": _STEPS_PER_MS},
-    by_share=True,
 )
 def orion(settings: OrionSettings) -> PathPlanner:
     """The planner with its settings."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import CostToGo, FixedOption, GroupSearch, Observed, PipelinePlan
-from sluice.batcher.interface.planner_config import PlannerConfig, Replan
+from sluice.batcher.interface.planner_config import PlannerConfig, Replan, ServedPlanner
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.registry import path_planners, planner_of
 from sluice.models.errors import ConfigError
@@ -18,7 +18,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import MS, chain, ensemble, model, single, spec_of
 
 SMALL, LARGE = PartitionConfig("small0", "small", 1.0, 0.25), PartitionConfig("large0", "large", 4.0, 1.0)
-SERVING = [name for name, planner in path_planners().items() if planner.serves]
+SERVING = [each.value for each in ServedPlanner]
 
 
 def plan_of(
@@ -108,9 +108,13 @@ def test_the_search_of_a_planner_is_bounded_by_the_time_that_it_may_take() -> No
         keywords: dict[str, Any] = getattr(planner_of(config), "keywords")  # noqa: B009
         return keywords
 
-    assert bound(PlannerConfig("orion", search_ms=20)) == {"max_steps": 100}
-    assert bound(PlannerConfig("orion", search_ms=0.01)) == {"max_steps": 1}
-    assert bound(PlannerConfig("esg", search_ms=20)) == {"kept_paths": 2000}
+    assert bound(PlannerConfig("orion", limit_ms=20)) == {"max_steps": 100}
+    assert bound(PlannerConfig("orion", limit_ms=0.01)) == {"max_steps": 1}
+    assert bound(PlannerConfig("esg", limit_ms=20)) == {"kept_paths": 2000}
+
+
+def test_what_a_server_can_go_by_is_registered() -> None:
+    assert set(SERVING) == path_planners().keys() - {"brute_force"}
 
 
 def test_an_unknown_planner_is_refused() -> None:
