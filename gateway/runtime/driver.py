@@ -186,7 +186,7 @@ class Runtime:
 
     @property
     def plan_failures(self) -> Mapping[PlanFailure, int]:
-        """How many plans, or parts of them for a pipeline, could not be built."""
+        """The number of plans, or parts of them for a pipeline, that could not be built."""
         return self._plans.failures
 
     async def find_headrooms(self) -> Mapping[str, float]:
