@@ -81,7 +81,7 @@ def test_partitions_are_of_all_kinds(tmp_path: Path) -> None:
         MpsPartition("rest", GPU, 50, 30_000, ShareMode.UNCAPPED),
     )
     assert config.strict
-    assert [each.profile_kind for each in config.partitions] == ["cpu1", "mig-2g.20gb", "mps-50", "mps-100"]
+    assert [each.profile_kind for each in config.partitions] == ["cpu1", "mig-2g.20gb+c1", "mps-50", "mps-100"]
 
 
 def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
