@@ -109,7 +109,8 @@ SERVER = Section(
         "poll_s": "With `control: poll`, the seconds between two checks of the repository.",
         "recycle": "Restart the workers that held an unloaded model, which frees all its memory.",
         "cache_bytes": "Size of the response cache, for models with "
-        "[`response_cache`](model-configuration.md). `0` turns it off.",
+        "[`response_cache`](model-configuration.md). Equal requests that are under way together run once, where the "
+        "first one is due no later than the others. `0` turns the cache off.",
         "allow_client_shm": "Let clients on this machine pass tensors in system shared memory.",
         "client_shm_prefix": "The beginning of the names of shared memory that clients may register. Without it, they "
         "may register every name if `host` is the loopback, and none otherwise.",
