@@ -1,5 +1,3 @@
-from typing import NamedTuple
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -296,22 +294,11 @@ def test_a_batch_that_gathers_closes_earlier_by_its_way() -> None:
     assert policy.choose(queue, context._replace(round_trip_ns=90 * US)) == Choice(0, DELAY, 10 * US, 4)
 
 
-class Onward(NamedTuple):
-    """A row of a stage that came at 0 ns, of a request that has until `deadline_ns`."""
-
-    deadline_ns: int
-    stage_deadline_ns: int
-    rows: int = 1
-    enqueued_ns: int = 0
-    planned_rows: int = 0
-    follows: bool = True
-
-
 @pytest.mark.parametrize(("rest_ms", "rows"), [(0, 6), (1, 4), (3, 2)])
 def test_a_batch_takes_the_share_of_its_stage_of_the_time_left(rest_ms: int, rows: int) -> None:
     """A row takes 1 ms and 0.15 ms of hand-off, and 8.85 ms are left behind that: all, 0.535 and 0.277 of them."""
     context = idle(LatencyTable.from_ms({size: float(size) for size in range(1, 9)}))
-    queue = WaitingQueue(*[Onward(9 * MS, 9 * MS - rest_ms * MS)] * 6)
+    queue = WaitingQueue(*[Waiting((9 - rest_ms) * MS, rest_ns=rest_ms * MS)] * 6)
     assert DeadlinePolicy(Limits())._size(queue, context, 6) == rows
 
 
