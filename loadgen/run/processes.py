@@ -73,7 +73,7 @@ class _Shard:
 
     @property
     def counts(self) -> QueryCounts:
-        """What the process last said of its queries."""
+        """The numbers of its queries that the process last told."""
         issued, ended = map(int, self._child.progress.split() or (0, 0))
         return QueryCounts(issued, ended)
 
