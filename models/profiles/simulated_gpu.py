@@ -124,7 +124,7 @@ def latency_ms(model: str, kind: str, batch: int) -> float:
 
 
 def _host_factor(kind: str, batch: int) -> float:
-    """How many times as long a batch takes because its worker has few cores."""
+    """By what factor a batch takes longer because its worker has few cores."""
     parsed = parse_kind(kind)
     cores = 0 if parsed is None else parsed.host_cores
     return max(1.0, batch / (ROWS_A_CORE * cores)) if cores else 1.0

@@ -213,7 +213,10 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "policy: {name: timeout, max_delay_ms: -1}",
             "policy: max_delay_ms: expected a finite number of at least 0, got -1",
         ),
-        ("policy: {max_delay_ms: 3}", "policy: max_delay_ms belongs to policy timeout, not to deadline"),
+        (
+            "policy: {max_delay_ms: 3}",
+            "policy: max_delay_ms belongs to policy aimd or quantile or timeout, not to deadline",
+        ),
         (
             "policy: {name: timeout, objective: cost}",
             "policy: objective belongs to policy deadline, not to timeout",
