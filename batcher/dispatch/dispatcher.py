@@ -16,7 +16,7 @@ from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.member_table import first_free, note_change
-from sluice.batcher.fleet.partition_group import first_idle, first_opened
+from sluice.batcher.fleet.partition_group import first_available, first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
 from sluice.batcher.interface.config import SchedulerSpec
@@ -26,6 +26,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.places.places import Places
 from sluice.batcher.policies.base import Choice
+from sluice.batcher.queues.bounded_queue import BoundedQueue
 from sluice.batcher.queues.ordered_entries import requeue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
@@ -142,6 +143,8 @@ class Dispatcher:
             order_ns = entry.enqueued_ns
             if isinstance(queue, PriorityQueue):
                 self.timeouts.limit(entry, *queue.admit(entry, now_ns), now_ns)
+            elif isinstance(queue, BoundedQueue):
+                queue.check_room(entry)
         self._add(entry, queue, model, order_ns, now_ns)
 
     def _add(self, entry: Entry, queue: Queue, model: ModelState, order_ns: int, now_ns: int) -> None:
@@ -358,6 +361,10 @@ class Dispatcher:
             self._leave_partition(batch, now_ns)
         model = self.models[batch.queue_key[0]]
         model.outstanding -= batch.rows
+        model.under_way -= 1
+        if model.config.policy.most_under_way:
+            for queue in self._queues.of(model):
+                self.wakeups.notify_all(queue, model, now_ns)
         if batch.is_extra:
             model.extra_rows -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
@@ -505,7 +512,7 @@ class Dispatcher:
             if queue.retries:
                 entries = queue.take_retry()
                 self._offer_rest(queue, now_ns)
-                return here, queue, entries, RETRY
+                return self._soonest_of(entries, queue, model, here, now_ns), queue, entries, RETRY
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns + model.nearest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
@@ -580,6 +587,31 @@ class Dispatcher:
         if free is None:
             return host
         return free if free.node is None or head.follows else self.places.locality.nearest_free(model, free, now_ns)
+
+    def _soonest_of(
+        self, entries: list[Entry], queue: Queue, model: ModelState, here: PartitionState, now_ns: int
+    ) -> PartitionState:
+        """The partition for entries to be retried: `here`, unless they would be late there and end sooner elsewhere."""
+        if queue.host is not None or len(model.groups) == 1:
+            return here
+        rows = sum(map(_rows, entries))
+        due_ns = min([entry.stage_deadline_ns for entry in entries])
+
+        def end_ns(host: PartitionState) -> int:
+            took_ns = model.estimates[host.kind].expected_ns(rows) + host.way_ns(model, rows)
+            return host.start_ns(now_ns) + self.hand_off_ns + took_ns
+
+        if end_ns(here) <= due_ns:
+            return here
+        groups = [each for each in model.groups if queue.only in (None, (each.kind, each.price))]
+        others = [
+            host
+            for group in groups
+            if group is not here.group and rows <= model.estimates[group.kind].max_rows
+            for host in [first_available(group, now_ns)]
+            if host is not None
+        ]
+        return min([here, *others], key=end_ns)
 
     def _find_host(
         self, run_queue: RunQueue, queue: Queue, model: ModelState, partition: PartitionState, now_ns: int
@@ -699,12 +731,15 @@ class Dispatcher:
         model.peak_rows = max(model.outstanding - model.extra_rows, model.peak_rows * PEAK_DECAY)
         model.typical_rows += TYPICAL_WEIGHT * (rows - model.typical_rows)
         model.batches += 1
+        model.under_way += 1
         model.last_dispatch_ns = now_ns
         self._queues.forget_if_empty(queue)
         members = tuple([Member(each.request.identity, each.stage, each.rows, each.row_index) for each in entries])
         sequences = () if model.config.sequences is None else self.sequences.rows(entries)
+        padded_rows = model.padded_rows(rows) if model.run_sizes else 0
+        free_ns = partition.free_at_ns
         return DispatchBatch(
-            identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns, sequences
+            identity, partition.name, queue.model, rows, members, reason, free_ns, sequences, padded_rows
         )
 
     def forget(self, pipeline: PipelineState) -> None:

@@ -109,7 +109,8 @@ SERVER = Section(
         "poll_s": "With `control: poll`, the seconds between two checks of the repository.",
         "recycle": "Restart the workers that held an unloaded model, which frees all its memory.",
         "cache_bytes": "Size of the response cache, for models with "
-        "[`response_cache`](model-configuration.md). `0` turns it off.",
+        "[`response_cache`](model-configuration.md). Equal requests that are under way together run once, where the "
+        "first one is due no later than the others. `0` turns the cache off.",
         "allow_client_shm": "Let clients on this machine pass tensors in system shared memory.",
         "client_shm_prefix": "The beginning of the names of shared memory that clients may register. Without it, they "
         "may register every name if `host` is the loopback, and none otherwise.",
@@ -159,7 +160,8 @@ PARTITION_KEYS = {
     "name": "Name of the partition in metrics and logs.",
     "kind": "`cpu` (the default), `mig` or `mps`.",
     "cores": "Numbers of its cores, as the kernel counts them. On a GPU these are the cores of the worker's own "
-    "threads, which other partitions may share; the default is all cores.",
+    "threads, which other partitions may share; the default is all cores. Their number is part of the kind, such as "
+    "`mig-2g.20gb+c4`.",
     "slowdown": "At least `1`, the default: every batch takes that many times as long. It emulates unequal partitions "
     "on equal cores.",
     "price": "Cost of an hour. The default follows from the [prices](#prices).",
@@ -333,7 +335,7 @@ SECTIONS = (
         "prices",
         PriceSettings,
         {
-            "core_hour": "An hour of a core; a partition of cores costs as much as its cores.",
+            "core_hour": "An hour of a core; a partition costs as much as its `cores`, and as its part of a GPU.",
             "gpu_hour": "An hour of a whole GPU. A share costs its part, an instance its compute slices: `2g.12gb` is "
             "half an A30, a plain `2g` two of seven slices.",
         },
@@ -726,7 +728,15 @@ the same traffic takes less of the partitions' time. A lone request then takes m
 `target_ms`, and takes what waits up to that size, first come, first served. `target_ms` is the time of a batch alone:
 give a request that may have to wait for a batch before it at least twice that. `aimd` follows a slower partition at
 once; `quantile` finds the size in a few dozen batches, and noise moves it less. The metric `sluice_batch_learned_rows`
-has the sizes."""
+has the sizes.
+
+`static` takes the parameters of TensorFlow Serving as they are. A full queue refuses requests with the status of
+[overload](#statuses); inputs of other shapes have a queue of their own. A batch that is padded runs with its last row
+repeated, and is predicted to take the time of the size that it runs with. The metric `sluice_batch_padded_rows_total`
+counts what was added. Three kinds of batches are not padded: those of Python models, which see their requests; one
+request that is larger than all sizes; and those of models whose own maximum is below the smallest size. Sizes above a
+model's own maximum do not count. TensorFlow Serving shares its threads among all models; here, each model has
+`num_batch_threads` of its own."""
 
 _EXAMPLE = """```yaml
 host: 0.0.0.0                 # all interfaces
