@@ -19,7 +19,7 @@ from sluice.loadgen.papers.engines.esg_cluster import (
     CORE_PRICE,
     SIZES,
     SLICE_PRICE,
-    Cell,
+    EsgCell,
     most_in_time_of,
     objective_ns,
     partitions,
@@ -49,7 +49,7 @@ PLANNERS = {
 PUBLISHED_OFF_PLAN = {"orion": (9.6, 27.32, 51.68), "aquatope": (85.5, 59.85, 58.72)}
 SEARCHES_MS = (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 PATH_US = 7258e3 / 256**3
-"""What brute force takes for a path, by the paper's figures."""
+"""The time that brute force takes for a path, by the figures of the paper."""
 BELOW_HALF = 0.5
 
 
@@ -83,17 +83,17 @@ def run(effort: Effort) -> ExperimentReport:
     return ExperimentReport(findings, (results_table(results, cells, bounds), search_table(searched)), plots)
 
 
-def _bound(cell: Cell, result: CellResult, seeds: Sequence[int], seconds: int) -> float:
+def _bound(cell: EsgCell, result: CellResult, seeds: Sequence[int], seconds: int) -> float:
     most = sum(most_in_time_of(cell, seed, seconds) for seed in seeds)
     return most / sum(each.requests for each in result.runs)
 
 
-def _worst(cells: Sequence[Cell], figure: Callable[[str], float]) -> tuple[float, str]:
+def _worst(cells: Sequence[EsgCell], figure: Callable[[str], float]) -> tuple[float, str]:
     """The largest figure of all cells, with the name of its cell."""
     return max((figure(cell.name), cell.name) for cell in cells)
 
 
-def _against_esg(results: Results, cells: Sequence[Cell]) -> tuple[ExperimentFinding, ...]:
+def _against_esg(results: Results, cells: Sequence[EsgCell]) -> tuple[ExperimentFinding, ...]:
     fewer, where = _worst(cells, lambda cell: results[cell, "esg"].hits - results[cell, "exact"].hits)
     dearer, there = _worst(cells, lambda cell: results[cell, "exact"].cost / results[cell, "esg"].cost - 1)
     return (
@@ -115,7 +115,7 @@ def _against_esg(results: Results, cells: Sequence[Cell]) -> tuple[ExperimentFin
     )
 
 
-def _light(results: Results, cells: Sequence[Cell]) -> ExperimentFinding:
+def _light(results: Results, cells: Sequence[EsgCell]) -> ExperimentFinding:
     light = [cell for cell in cells if cell.demand < BELOW_HALF]
     missed, where = _worst(light, lambda cell: 1 - results[cell, "exact"].hits)
     return gated(
@@ -126,7 +126,7 @@ def _light(results: Results, cells: Sequence[Cell]) -> ExperimentFinding:
     )
 
 
-def _under_bound(results: Results, cells: Sequence[Cell], bounds: dict[str, float]) -> ExperimentFinding:
+def _under_bound(results: Results, cells: Sequence[EsgCell], bounds: dict[str, float]) -> ExperimentFinding:
     under, where = _worst(cells, lambda cell: bounds[cell] - results[cell, "exact"].hits)
     return gated(
         "in time with exact under the fluid bound, in the worst cell",
@@ -139,7 +139,7 @@ def _under_bound(results: Results, cells: Sequence[Cell], bounds: dict[str, floa
 
 
 def _above(
-    results: Results, cells: Sequence[Cell], others: Sequence[str], least: float, published: str
+    results: Results, cells: Sequence[EsgCell], others: Sequence[str], least: float, published: str
 ) -> ExperimentFinding:
     esg, other = (
         fmean(results[cell.name, name].hits for cell in cells for name in names) for names in (["esg"], others)
@@ -162,7 +162,7 @@ def _off_plan(results: Results, name: str) -> ExperimentFinding:
     )
 
 
-def _search(cells: Sequence[Cell]) -> ExperimentFinding:
+def _search(cells: Sequence[EsgCell]) -> ExperimentFinding:
     """ESG's search of the first three stages of each application: the paths that its blades leave."""
     strict, relaxed = (
         fmean(_paths(cell, name) for cell in cells if cell.objective == objective for name in APPLICATIONS)
@@ -178,7 +178,7 @@ def _search(cells: Sequence[Cell]) -> ExperimentFinding:
     )
 
 
-def _paths(cell: Cell, application: str) -> int:
+def _paths(cell: EsgCell, application: str) -> int:
     kinds = sorted(set(partitions().values()))
     stages = []
     for index, name in enumerate(APPLICATIONS[application]):

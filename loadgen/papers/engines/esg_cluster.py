@@ -49,7 +49,7 @@ FROM_NS = 2 * NS_PER_S
 """Requests that come before have plans that were made without a rate, and do not count."""
 
 
-class Cell(msgspec.Struct, frozen=True):
+class EsgCell(msgspec.Struct, frozen=True):
     """An objective with a load."""
 
     objective: str
@@ -67,7 +67,7 @@ class Cell(msgspec.Struct, frozen=True):
         return row_ms / (sum(GAPS_MS[self.load]) / 2) / (NODES * SLICES)
 
 
-CELLS = tuple(Cell(objective, load) for load in GAPS_MS for objective in OBJECTIVES)
+CELLS = tuple(EsgCell(objective, load) for load in GAPS_MS for objective in OBJECTIVES)
 
 
 class EsgRun(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ def own_time_ns(chain: tuple[str, ...]) -> int:
     return sum(table_of(name, 1, 1).latency_ns(1) for name in chain)
 
 
-def objective_ns(application: str, cell: Cell) -> int:
+def objective_ns(application: str, cell: EsgCell) -> int:
     """The time in which a request is to be answered."""
     return int(OBJECTIVES[cell.objective] * own_time_ns(APPLICATIONS[application]))
 
@@ -113,7 +113,7 @@ def partitions() -> dict[str, tuple[int, int]]:
     }
 
 
-def spec_of(cell: Cell, planner: PlannerConfig) -> SchedulerSpec:
+def spec_of(cell: EsgCell, planner: PlannerConfig) -> SchedulerSpec:
     """The spec of a gateway of the cluster."""
     return SchedulerSpec(
         tuple(ScheduledModel(name, SIZES[-1], DeadlineSettings(Objective.COST)) for name in FUNCTIONS),
@@ -135,7 +135,7 @@ def spec_of(cell: Cell, planner: PlannerConfig) -> SchedulerSpec:
     )
 
 
-def arrivals(cell: Cell, seed: int, seconds: int) -> Iterator[tuple[int, RequestArrived]]:
+def arrivals(cell: EsgCell, seed: int, seconds: int) -> Iterator[tuple[int, RequestArrived]]:
     """Requests for the four applications by chance, equally often; the same for every planner."""
     chance, now_ns = random.Random(seed), 0
     names = list(APPLICATIONS)
@@ -147,7 +147,7 @@ def arrivals(cell: Cell, seed: int, seconds: int) -> Iterator[tuple[int, Request
         yield now_ns, RequestArrived(request, name, 1, now_ns + objective_ns(name, cell))
 
 
-def play(cell: Cell, planner: PlannerConfig, seed: int, seconds: int) -> EsgRun:
+def play(cell: EsgCell, planner: PlannerConfig, seed: int, seconds: int) -> EsgRun:
     """One run of a planner in virtual time; the same every time."""
     instances = partitions()
     spec = spec_of(cell, planner)
@@ -195,7 +195,7 @@ class _Bill:
             self.off_plan += batch.rows != fixed.rows or not is_kind
 
 
-def most_in_time_of(cell: Cell, seed: int, seconds: int) -> float:
+def most_in_time_of(cell: EsgCell, seed: int, seconds: int) -> float:
     """The bound of `fluid_bound.most_in_time` on the requests of a run that count."""
     kinds = Counter(partitions().values())
     counted = [request for came_ns, request in arrivals(cell, seed, seconds) if came_ns >= FROM_NS]

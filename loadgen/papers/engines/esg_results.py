@@ -5,7 +5,7 @@ from statistics import fmean
 
 import msgspec
 
-from sluice.loadgen.papers.engines.esg_cluster import Cell, EsgRun, objective_ns
+from sluice.loadgen.papers.engines.esg_cluster import EsgCell, EsgRun, objective_ns
 from sluice.loadgen.papers.experiment import Plot
 from sluice.loadgen.papers.nodes_and_links import APPLICATIONS
 from sluice.models.units import NS_PER_MS
@@ -45,7 +45,7 @@ def _planners(results: Results) -> tuple[str, ...]:
     return tuple(dict.fromkeys(planner for _, planner in results))
 
 
-def results_table(results: Results, cells: Sequence[Cell], bounds: Mapping[str, float]) -> str:
+def results_table(results: Results, cells: Sequence[EsgCell], bounds: Mapping[str, float]) -> str:
     """All cells with the bound and all planners."""
     planners = _planners(results)
     lines = [
@@ -67,7 +67,7 @@ def search_table(searched: Mapping[float, CellResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cell_plots(results: Results, cells: Sequence[Cell], searched: Mapping[float, CellResult]) -> tuple[Plot, ...]:
+def cell_plots(results: Results, cells: Sequence[EsgCell], searched: Mapping[float, CellResult]) -> tuple[Plot, ...]:
     """The figures of the paper: requests in time and their cost, latencies of applications, and the search of Orion."""
     planners = _planners(results)
     names = tuple(cell.name for cell in cells)

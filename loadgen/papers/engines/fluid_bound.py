@@ -46,7 +46,7 @@ def most_in_time(
             for model in each.stages:
                 time_s = batch_s[model]
                 price = prices[:, None] * time_s / np.asarray(sizes) + own[index] * time_s
-                kind, size = np.unravel_index(int(price.argmin()), price.shape)
+                kind, size = divmod(int(price.argmin()), len(sizes))
                 worth -= price[kind, size]
                 used[kind] += time_s[kind, size] / sizes[size]
                 took_s += time_s[kind, size]
