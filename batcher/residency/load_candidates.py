@@ -8,6 +8,7 @@ from sluice.batcher.estimates.latency import QUANTILE
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.residency_config import Eviction, ResidencyConfig
+from sluice.batcher.residency.packing import PartitionPacking
 from sluice.batcher.residency.partition_memory import PartitionMemory, choose_victims
 from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.state import ModelState, PipelineState
@@ -31,6 +32,7 @@ class RefusalCause(Enum):
     BUSY = "the limit of concurrent loads is reached"
     IN_USE = "every loaded model is in use or pinned"
     FAILED = "it could not be loaded"
+    PACKED = "the packing policy refuses every partition"
     DOWN = "no partition that has room for it is up"
 
 
@@ -64,10 +66,14 @@ FOR_ADMITTED = LoadPurpose()
 
 
 class _Option(NamedTuple):
-    """A partition that may load a model and run it from `start_ns` on; the fields are in order of rank."""
+    """A partition that may load a model and run it from `start_ns` on; the fields are in order of rank.
+
+    Of partitions that are as good, a packing policy prefers the one of the least `cost`.
+    """
 
     start_ns: int
     lacks_memory: bool
+    cost: float
     number: int
     ready_ns: int
     memory: PartitionMemory
@@ -82,7 +88,8 @@ class LoadCandidates:
     """Looks for partitions that can load a model.
 
     `memories` are the memories of the partitions by name, `waiting` the models that found no partition. `is_kept`
-    returns True if a partition needs a model for a planned batch or for sequences.
+    returns True if a partition needs a model for a planned batch or for sequences. `packing` decides which partitions
+    may load a model beside what they have.
     """
 
     def __init__(
@@ -101,6 +108,7 @@ class LoadCandidates:
         self._memories = memories
         self._waiting = waiting
         self._is_kept = is_kept
+        self.packing = None if config.packing is None else PartitionPacking(config.packing)
 
     def find(
         self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED, ahead_ns: Mapping[str, int] = {}
@@ -121,13 +129,19 @@ class LoadCandidates:
         coming = [(memory, self._load_ns(memory, model, ahead_ns)) for memory in willing]
         idle = [(memory, coming_ns) for memory, coming_ns in coming if memory.loads < self._config.loads]
         options = (self._option(memory, model, coming_ns, now_ns) for memory, coming_ns in idle)
-        useful = sorted((each for each in options if each.start_ns < purpose.before_ns), key=lambda each: each[:3])
+        useful = sorted((each for each in options if each.start_ns < purpose.before_ns), key=lambda each: each[:4])
+        packed = ""
         for option in useful:
             leaving = self._leaving(option.memory, model, now_ns, purpose) if option.lacks_memory else ()
             if leaving is not None:
-                return LoadCandidate(option.ready_ns, option.memory, leaving)
+                reason = self._packing_refusal(option.memory, model, leaving)
+                if reason is None:
+                    return LoadCandidate(option.ready_ns, option.memory, leaving)
+                packed = reason
         if len(idle) < len(coming):
             return _refusal(model, RefusalCause.BUSY, True, self._later_ns(model, coming, now_ns))
+        if packed:
+            return LoadRefusal(f"{RefusalCause.PACKED.value}: {packed}", True, self._later_ns(model, coming, now_ns))
         if useful:
             later_ns = self._later_ns(model, coming, now_ns)
             return _refusal(model, RefusalCause.IN_USE, later_ns is not None, later_ns)
@@ -146,13 +160,20 @@ class LoadCandidates:
     def _load_ns(self, memory: PartitionMemory, model: ModelState, ahead_ns: Mapping[str, int]) -> int:
         return ahead_ns.get(memory.partition.name, 0) + memory.load_ns(model, self._config.load_ns)
 
-    @staticmethod
-    def _option(memory: PartitionMemory, model: ModelState, load_ns: int, now_ns: int) -> _Option:
+    def _packing_refusal(self, memory: PartitionMemory, model: ModelState, leaving: Collection[str]) -> str | None:
+        """The reason why the packing policy lets a partition not load a model; None without a policy, or if it may."""
+        if self.packing is None:
+            return None
+        return self.packing.refusal(model, memory.partition, memory.device(self.packing, leaving))
+
+    def _option(self, memory: PartitionMemory, model: ModelState, load_ns: int, now_ns: int) -> _Option:
         partition = memory.partition
         ready_ns = memory.loads_end_ns(now_ns) + load_ns
         start_ns = max(ready_ns, planned_until_ns(partition, now_ns))
         lacks_memory = memory.free_bytes < model.config.memory_on(partition.kind)
-        return _Option(start_ns, lacks_memory, partition.number, ready_ns, memory)
+        packing = self.packing
+        cost = 0.0 if packing is None else packing.cost(model, partition, memory.device(packing))
+        return _Option(start_ns, lacks_memory, cost, partition.number, ready_ns, memory)
 
     def surplus(self, memory: PartitionMemory, now_ns: int) -> tuple[str, ...]:
         """The models to evict from a partition that exceeds its memory, since a model takes more than was assumed.
