@@ -16,7 +16,7 @@ from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.member_table import first_free, note_change
-from sluice.batcher.fleet.partition_group import first_idle, first_opened
+from sluice.batcher.fleet.partition_group import first_available, first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
 from sluice.batcher.interface.config import SchedulerSpec
@@ -505,7 +505,7 @@ class Dispatcher:
             if queue.retries:
                 entries = queue.take_retry()
                 self._offer_rest(queue, now_ns)
-                return here, queue, entries, RETRY
+                return self._soonest_of(entries, queue, model, here, now_ns), queue, entries, RETRY
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns + model.nearest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
@@ -580,6 +580,31 @@ class Dispatcher:
         if free is None:
             return host
         return free if free.node is None or head.follows else self.places.locality.nearest_free(model, free, now_ns)
+
+    def _soonest_of(
+        self, entries: list[Entry], queue: Queue, model: ModelState, here: PartitionState, now_ns: int
+    ) -> PartitionState:
+        """The partition for entries to be retried: `here`, unless they would be late there and end sooner elsewhere."""
+        if queue.host is not None or len(model.groups) == 1:
+            return here
+        rows = sum(map(_rows, entries))
+        due_ns = min([entry.stage_deadline_ns for entry in entries])
+
+        def end_ns(host: PartitionState) -> int:
+            took_ns = model.estimates[host.kind].expected_ns(rows) + host.way_ns(model, rows)
+            return host.start_ns(now_ns) + self.hand_off_ns + took_ns
+
+        if end_ns(here) <= due_ns:
+            return here
+        groups = [each for each in model.groups if queue.only in (None, (each.kind, each.price))]
+        others = [
+            host
+            for group in groups
+            if group is not here.group and rows <= model.estimates[group.kind].max_rows
+            for host in [first_available(group, now_ns)]
+            if host is not None
+        ]
+        return min([here, *others], key=end_ns)
 
     def _find_host(
         self, run_queue: RunQueue, queue: Queue, model: ModelState, partition: PartitionState, now_ns: int

@@ -549,6 +549,8 @@ class Places:
             _exchange(planned, queue, entries)
         batch: PlannedBatch | None = None
         rows, members = 0.0, 0
+        before = planned[0].members if planned else 0
+        vacated: PartitionState | None = None
         for entry in entries:
             request = entry.request
             places = request.places
@@ -561,11 +563,17 @@ class Places:
             if place[0] is not batch:
                 if batch is not None:
                     self._depart(batch, rows, members)
+                    vacated = vacated or _vacated(batch, partition)
                 batch, rows, members = place[0], 0.0, 0
             rows += place[1]
             members += 1
         if batch is not None:
             self._depart(batch, rows, members)
+            vacated = vacated or _vacated(batch, partition)
+        if vacated is not None and planned and planned[0].members == before and _can_run(vacated, planned[0]):
+            # Its time here is taken by those that start, whose time there is free: its rows have not come yet.
+            planned_batches.move(planned[0], vacated)
+            planned = planned[1:]
         if len(planned) > 1 and planned[-1].members:
             planned_batches.merge(planned[-1])
 
@@ -666,6 +674,12 @@ class Places:
 def _in_time_a_late(pipeline: PipelineState) -> int:
     """The number of requests in time for each late one, where the feedback settles."""
     return round(1 / (LATE_PART * (1 - pipeline.config.percentile / 100))) - 1
+
+
+def _vacated(batch: PlannedBatch, partition: PartitionState) -> PartitionState | None:
+    """The partition of a batch that is gone, if that is another one, equal to `partition`."""
+    host = batch.partition
+    return host if not batch.members and host is not partition and host.group is partition.group else None
 
 
 def _can_run(partition: PartitionState, batch: PlannedBatch) -> bool:

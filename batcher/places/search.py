@@ -293,6 +293,26 @@ class Search:
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
             self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
+        if not self._pipeline.single:
+            self._chain()
+
+    def _chain(self) -> None:
+        """Let no stage end after its later stages have to begin where they have their places.
+
+        The deadlines of stages go by the quickest partitions of later ones, which may have places on slower ones.
+        """
+        begins_ns = [0] * len(self.places)
+        for stage in reversed(self._pipeline.stages):
+            index, place = stage.index, self.places[stage.index]
+            due_ns = min([begins_ns[later] for later in stage.dependents], default=INFINITE_NS)
+            if place is None:
+                begins_ns[index] = due_ns
+                continue
+            batch = place[0]
+            if due_ns < INFINITE_NS:
+                end_ns = self._ends_ns[index] - return_ns(batch.partition, batch.model, batch.room)
+                planned_batches.tighten(batch, max(due_ns - batch.partition.hand_off_ns, end_ns))
+            begins_ns[index] = batch.latest_ns - batch.length_ns
 
     def _follows(self, stage: StageState, model: ModelState, groups: Groups) -> bool:
         """True if the batches of a stage are to have the requests of those before it, as one partition runs them all.

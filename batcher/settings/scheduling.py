@@ -76,13 +76,12 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: expected a finite price of at least 0, got {price:g}")
 
     def per_second(self, partition: Partition) -> float:
-        """The price of a second of a partition: its own price, else by its cores or share of a GPU."""
+        """The price of a second of a partition: its own price, else by its cores and its share of a GPU."""
         if partition.price is not None:
             return partition.price / _SECONDS_PER_HOUR
-        if isinstance(partition, CpuPartition):
-            hour = self.core_hour * len(partition.cores)
-        else:
-            hour = self.gpu_hour * partition.gpu_share
+        hour = self.core_hour * len(partition.cores)
+        if not isinstance(partition, CpuPartition):
+            hour += self.gpu_hour * partition.gpu_share
         return hour / _SECONDS_PER_HOUR
 
 

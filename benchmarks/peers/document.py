@@ -79,7 +79,7 @@ def _lines(results: Results) -> Iterator[str]:
     yield "# Beside other servers"
     yield ""
     yield "```sh"
-    yield "make peers    # installs each server into an environment of its own, measures for an hour, writes this page"
+    yield "make peers    # installs each server into an environment of its own, measures 90 minutes, writes this page"
     yield "```"
     yield ""
     yield from _method(results)

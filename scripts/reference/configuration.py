@@ -109,7 +109,8 @@ SERVER = Section(
         "poll_s": "With `control: poll`, the seconds between two checks of the repository.",
         "recycle": "Restart the workers that held an unloaded model, which frees all its memory.",
         "cache_bytes": "Size of the response cache, for models with "
-        "[`response_cache`](model-configuration.md). `0` turns it off.",
+        "[`response_cache`](model-configuration.md). Equal requests that are under way together run once, where the "
+        "first one is due no later than the others. `0` turns the cache off.",
         "allow_client_shm": "Let clients on this machine pass tensors in system shared memory.",
         "client_shm_prefix": "The beginning of the names of shared memory that clients may register. Without it, they "
         "may register every name if `host` is the loopback, and none otherwise.",
@@ -159,7 +160,8 @@ PARTITION_KEYS = {
     "name": "Name of the partition in metrics and logs.",
     "kind": "`cpu` (the default), `mig` or `mps`.",
     "cores": "Numbers of its cores, as the kernel counts them. On a GPU these are the cores of the worker's own "
-    "threads, which other partitions may share; the default is all cores.",
+    "threads, which other partitions may share; the default is all cores. Their number is part of the kind, such as "
+    "`mig-2g.20gb+c4`.",
     "slowdown": "At least `1`, the default: every batch takes that many times as long. It emulates unequal partitions "
     "on equal cores.",
     "price": "Cost of an hour. The default follows from the [prices](#prices).",
@@ -336,7 +338,7 @@ SECTIONS = (
         "prices",
         PriceSettings,
         {
-            "core_hour": "An hour of a core; a partition of cores costs as much as its cores.",
+            "core_hour": "An hour of a core; a partition costs as much as its `cores`, and as its part of a GPU.",
             "gpu_hour": "An hour of a whole GPU. A share costs its part, an instance its compute slices: `2g.12gb` is "
             "half an A30, a plain `2g` two of seven slices.",
         },

@@ -15,6 +15,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.registry import path_planners, planner_of
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.profiles.simulated_gpu import simulate
 from tests.support.scheduling.builders import MS, chain, ensemble, model, single, spec_of
 
 SMALL, LARGE = PartitionConfig("small0", "small", 1.0, 0.25), PartitionConfig("large0", "large", 4.0, 1.0)
@@ -94,6 +95,22 @@ def test_esg_gives_a_group_its_normalised_part_of_the_time() -> None:
     assert stages[0].rest.within_ns == (10 * MS, 15 * MS, 20 * MS)
     assert stages[0].rest.cost == pytest.approx((0.04, 0.03, 0.02))
     assert stages[4].rest == CostToGo((0,), (0.0,))
+
+
+def test_host_cores_are_part_of_a_configuration_with_their_price() -> None:
+    """Eight rows within 30 ms need two cores, four only one; a core costs as much as a twentieth of a slice."""
+    kinds = {"mig-1g+c1": 1.05, "mig-1g+c2": 1.1}
+    measured = {
+        kind: LatencyTable(tuple((each.batch, each.p50_ns) for each in simulate("resnet50", kind, (1, 2, 4, 8)).cells))
+        for kind in kinds
+    }
+    partitions = [PartitionConfig(kind, kind, price, 1 / 7) for kind, price in kinds.items()]
+    for slo_ms, batch, kind in ((30, 8, "mig-1g+c2"), (20, 4, "mig-1g+c1")):
+        pipeline = msgspec.structs.replace(single("m"), slo_ns=slo_ms * MS)
+        spec = spec_of([model("m", 8)], [pipeline], partitions=partitions, limits=Limits(hand_off_ns=0))
+        spec = msgspec.structs.replace(spec, planner=PlannerConfig("esg"))
+        (found,) = build_plan(spec, Observed({"m": measured}, {}, {})).pipelines
+        assert (found.stages[0].batch, found.stages[0].kind) == (batch, kind)
 
 
 def test_a_combiner_has_no_rule() -> None:

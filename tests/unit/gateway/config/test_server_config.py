@@ -81,7 +81,7 @@ def test_partitions_are_of_all_kinds(tmp_path: Path) -> None:
         MpsPartition("rest", GPU, 50, 30_000, ShareMode.UNCAPPED),
     )
     assert config.strict
-    assert [each.profile_kind for each in config.partitions] == ["cpu1", "mig-2g.20gb", "mps-50", "mps-100"]
+    assert [each.profile_kind for each in config.partitions] == ["cpu1", "mig-2g.20gb+c1", "mps-50", "mps-100"]
 
 
 def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
@@ -213,7 +213,10 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "policy: {name: timeout, max_delay_ms: -1}",
             "policy: max_delay_ms: expected a finite number of at least 0, got -1",
         ),
-        ("policy: {max_delay_ms: 3}", "policy: max_delay_ms belongs to policy timeout, not to deadline"),
+        (
+            "policy: {max_delay_ms: 3}",
+            "policy: max_delay_ms belongs to policy aimd or quantile or timeout, not to deadline",
+        ),
         (
             "policy: {name: timeout, objective: cost}",
             "policy: objective belongs to policy deadline, not to timeout",
