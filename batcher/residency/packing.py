@@ -4,7 +4,7 @@ The policies are those of `sluice.mps.packing`. A partition is a device to them,
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from sluice.batcher.state import ModelState, PartitionState
 from sluice.mps.packing.policies import AnyPolicy
@@ -39,7 +39,7 @@ class PartitionPacking:
             self._used.setdefault(name, deque(maxlen=SAMPLES)).append(nbytes / MIB)
 
     def device(
-        self, partition: PartitionState, capacity: int, held: Iterable[ModelState], loading: Collection[ModelState]
+        self, partition: PartitionState, capacity: int, held: Iterable[ModelState], loading: Iterable[ModelState] = ()
     ) -> Device:
         """A partition with a bound of `capacity` bytes, as policies see it."""
         tenants = [

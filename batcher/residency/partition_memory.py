@@ -125,9 +125,20 @@ class PartitionMemory:
         self._follow()
         most = model.config.priority
         stay_bytes = sum([taken for priority, taken in self._priorities.items() if priority > most])
-        pinned = [each for each in self._pinned.values() if each.config.priority <= most and self._stays(each)]
-        stay_bytes += sum([self._sizes[each.config.key][1] for each in pinned])
+        stay_bytes += sum([self._sizes[each.config.key][1] for each in self._pinned_for(model)])
         return stay_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
+
+    def staying(self, model: ModelState) -> list[ModelState]:
+        """The models here that are never evicted for a model; O(models here)."""
+        self._follow()
+        most = model.config.priority
+        above = [self._fleet.models[key] for key, (priority, _) in self._sizes.items() if priority > most]
+        return above + self._pinned_for(model)
+
+    def _pinned_for(self, model: ModelState) -> list[ModelState]:
+        """The copies of pinned models that stay here, of those with no higher priority than a model."""
+        most = model.config.priority
+        return [each for each in self._pinned.values() if each.config.priority <= most and self._stays(each)]
 
     def may_hold(self, model: ModelState) -> bool:
         """True if a model may ever be here."""

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
-from sluice.batcher.interface.decisions import AnyDecision, LoadModel, RejectRequest
+from sluice.batcher.interface.decisions import AnyDecision, LoadModel, RejectRequest, UnloadModel
 from sluice.batcher.interface.events import MemorySampled, PartitionReady
 from sluice.batcher.interface.residency_config import Footprint, Loading, ResidencyConfig
 from sluice.batcher.residency.placement import ModelNeed, find_room, place_models
@@ -99,3 +99,21 @@ def test_loads_go_one_at_a_time_where_the_policy_says_so() -> None:
     scheduler = up(PeakSafe(headroom_mib=10))
     assert asked(scheduler, MS, "b") == [LoadModel("p1", "b")]
     assert asked(scheduler, 2 * MS, "c") == [LoadModel("p0", "c")]
+
+
+def test_as_many_models_are_evicted_as_the_policy_asks_for() -> None:
+    scheduler = Scheduler(packed(PeakSafe(headroom_mib=30), "a", "b", "c", "d"))
+    step(scheduler, 0, PartitionReady("p0", dict.fromkeys("abc", ONE)))
+    # 40 MiB are free, of which 30 have to stay.
+    assert asked(scheduler, MS, "d") == [UnloadModel("p0", "a"), LoadModel("p0", "d")]
+
+
+def test_a_model_that_the_policy_never_lets_in_is_refused_with_its_reason() -> None:
+    scheduler = Scheduler(packed(PeakSafe(headroom_mib=81), "a", "b"))
+    step(scheduler, 0, PartitionReady("p0", {"a": ONE}))
+    (refused,) = asked(scheduler, MS, "b")
+    assert isinstance(refused, RejectRequest)
+    assert refused.reason == (
+        "model b is not loaded: the packing policy refuses every partition: "
+        "all would come to 40 MiB, of 100 less 81 of headroom"
+    )
