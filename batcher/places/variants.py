@@ -22,7 +22,7 @@ Choice = Sequence[ModelState | None]
 
 
 class _Known(NamedTuple):
-    """What is known of a pipeline while its predictions stay the same.
+    """The candidates of a pipeline while its predictions stay the same.
 
     `ordered` are by stage the variants that a partition holds, with their accuracies, the cheapest first. `choices` are
     by the accuracy that was asked for.
@@ -88,6 +88,6 @@ def _choose(ordered: list[list[tuple[float, ModelState | None]]], min_accuracy: 
 
 
 def _row_cost(model: ModelState) -> float:
-    """What a row costs in batches under load, on the cheapest kind of partition that is up."""
+    """The cost of a row in batches under load, on the cheapest kind of partition that is up."""
     costs = [group.price * model.row_ns(group.kind) for group in model.groups if group.ready_count]
     return min(costs, default=float(INFINITE_NS))
