@@ -51,6 +51,16 @@ class PolicyConfig:
         return True
 
     @property
+    def run_sizes(self) -> tuple[int, ...]:
+        """The only sizes that batches run with, ascending, since they are padded; empty where they run as they are."""
+        return ()
+
+    @property
+    def most_under_way(self) -> int:
+        """The most batches of a model that are on partitions at a time, retried ones aside; 0 where none is."""
+        return 0
+
+    @property
     def defers(self) -> bool:
         """True where a batch that could start waits for more rows for as long as its deadline allows."""
         return False
@@ -96,7 +106,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
     priority than their own. A batch of a `decoupled` model sends responses while it runs, so it runs once only: it is
     neither retried after its start nor copied while it is overdue. With `sequences`, its requests belong to sequences.
-    A row of its inputs has `input_bytes` and one of its outputs `output_bytes`, as far as their sizes are fixed.
+    A row of its inputs has `input_bytes` and one of its outputs `output_bytes`, as far as their sizes are fixed. One
+    that `sees_requests` gets them one by one, so its batches are never padded.
     """
 
     key: str
@@ -113,6 +124,13 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     sequences: SequenceConfig | None = None
     input_bytes: int = 0
     output_bytes: int = 0
+    sees_requests: bool = False
+
+    @property
+    def run_sizes(self) -> tuple[int, ...]:
+        """The sizes that its batches are padded to; empty where they run as they are."""
+        sizes = () if self.sees_requests else self.policy.run_sizes
+        return tuple(size for size in sizes if size <= self.max_batch)
 
     def memory_on(self, kind: str) -> int:
         """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""
@@ -163,11 +181,12 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     `sources` are the indices of the stages whose tensors it takes. Inputs whose variable dimensions differ have
     different batch keys: with `request_keyed` the request's key tells them apart, with `source_keyed` those of its
     sources; both are False if every dimension is fixed. `renamed` names the inputs where the request or its sources
-    call them otherwise, so that only stages that rename alike share batches. `confidences` are those that a combiner
-    reports; a model stage reports its model's. `variants` are all models that may run the stage, `model`
-    among them; empty if there is no choice. With `uses_cache` the driver first looks the rows up in the response cache.
-    Of a row of the inputs, `source_bytes` come from other stages, as far as their sizes are fixed. With `compete`, its
-    rows may run on several partitions, and share no batch with those of stages that compete otherwise, or not at all.
+    call them otherwise, so that only stages that rename alike share batches. `confidences` are those that a
+    combiner reports; a model stage reports its model's. `variants` are all models that may run the stage, `model`
+    among them; empty if there is no choice. `accuracies` are those of the `variants`, where they are known. With
+    `uses_cache` the driver first looks the rows up in the response cache. Of a row of the inputs, `source_bytes`
+    come from other stages, as far as their sizes are fixed. With `compete`, its rows may run on several partitions,
+    and share no batch with those of stages that compete otherwise, or not at all.
     """
 
     name: str
@@ -182,6 +201,7 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     uses_cache: bool = False
     source_bytes: int = 0
     compete: CompeteConfig | None = None
+    accuracies: tuple[float, ...] = ()
 
 
 class PipelineConfig(msgspec.Struct, frozen=True):

@@ -68,6 +68,7 @@ def build_spec(
                 sequences=_sequences(spec),
                 input_bytes=sum(tensor.item_bytes for tensor in spec.inputs),
                 output_bytes=sum(tensor.item_bytes for tensor in spec.outputs),
+                sees_requests=spec.sees_requests,
             )
             for key, spec in specs.items()
         ),
@@ -172,6 +173,7 @@ def _pipeline_config(
                 stage.name in cached,
                 _source_bytes(stage, specs),
                 _compete(stage.compete),
+                stage.accuracies,
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)

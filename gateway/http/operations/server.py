@@ -62,6 +62,8 @@ _STAGE = {
     "actual_ms": 0.887,
     "cost": 3.2e-9,
     "failed": "",
+    "accuracy": None,
+    "min_accuracy": 0.0,
 }
 _EXPLANATION = {
     "id": "example-1",
