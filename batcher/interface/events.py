@@ -272,6 +272,15 @@ class PartitionsSampled(Event, frozen=True):
     unpromised: dict[str, int] = {}
 
 
+class MemorySampled(Event, frozen=True):
+    """The driver looked at the memory in use, as it does each second while a policy packs models on demand.
+
+    `used` are bytes by partition.
+    """
+
+    used: dict[str, int]
+
+
 class SizesKnown(Event, frozen=True):
     """The latencies of all models are known at other sizes of sets of cores, so that the plan decides about cores.
 
@@ -323,6 +332,7 @@ AnyEvent = (
     | PlanBuilt
     | ServingChanged
     | PartitionsSampled
+    | MemorySampled
     | SizesKnown
     | StepsJudged
     | ResizeFailed
@@ -340,6 +350,7 @@ PRIORITY: dict[type[Event], int] = {
     ModelUnloaded: 0,
     PlanBuilt: 0,
     PartitionsSampled: 0,
+    MemorySampled: 0,
     SizesKnown: 0,
     StepsJudged: 0,
     ResizeFailed: 0,
