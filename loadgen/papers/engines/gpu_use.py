@@ -1,4 +1,4 @@
-"""What packing makes of a GPU: memory in use, busy share and energy, beside the figures that were published.
+"""The use of a GPU under packing: memory, busy share and energy, beside the figures that were published.
 
 The busy share of engines that work together follows from that of one by itself, if the kernels of each come at times
 of their own. The power of the GPU is taken to rise with its busy share from rest to its limit.
