@@ -42,7 +42,7 @@ RATE = 40.0
 """Requests a second."""
 TARGET_MS = 300.0
 WRONG = 1.3
-"""The error of profiles: batches take so many times as long, or that much less."""
+"""The time of a batch that takes longer than profiled, as a multiple of that; `2 - WRONG` where it takes less."""
 FAILURES = 0.03
 SIZES = (1, 2, 4, 8)
 CPU, GPU = "cpu", "gpu"
