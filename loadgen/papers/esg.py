@@ -137,8 +137,8 @@ def _under_bound(results: Results, cells: Sequence[EsgCell], bounds: dict[str, f
         f"{100 * under:.1f} points ({where})",
         gate="at most 3",
         is_met=under <= 0.03,
-        why="the bound fills batches, and lets requests of an application share their objectives; here nearly all batches "
-        "have one row, since rows come too far apart",
+        why="the bound fills batches, and lets requests of an application share their objectives; here nearly all "
+        "batches have one row, since rows come too far apart",
     )
 
 
