@@ -6,6 +6,7 @@ Specs, events and decisions are written to journals. A field or class that was r
 
 import msgspec
 
+from sluice.batcher.interface.instance_config import InstanceConfig
 from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.batcher.interface.scaling_config import ScalingConfig
 from sluice.models.dynamic_batching import QueuePolicy
@@ -95,7 +96,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
     priority than their own. A batch of a `decoupled` model sends responses while it runs, so it runs once only: it is
     neither retried after its start nor copied while it is overdue. With `sequences`, its requests belong to sequences.
-    A row of its inputs has `input_bytes` and one of its outputs `output_bytes`, as far as their sizes are fixed.
+    A row of its inputs has `input_bytes` and one of its outputs `output_bytes`, as far as their sizes are fixed. With
+    `instances`, a rule chooses the partition of each of its batches; without, batches go where they end in time.
     """
 
     key: str
@@ -112,6 +114,7 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     sequences: SequenceConfig | None = None
     input_bytes: int = 0
     output_bytes: int = 0
+    instances: InstanceConfig | None = None
 
     def memory_on(self, kind: str) -> int:
         """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""

@@ -48,7 +48,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     `client` tells the clients of a pipeline apart ("" where nothing does). By `received_ns` the machine had all of it
     (0: at the time of the event): it has waited for the driver since then at least. `is_call` says that a model has
     made it for a request that is under way, so that it is served while the server drains. `sequence` is its part in a
-    sequence, which only models with sequences look at.
+    sequence, which only models with sequences look at. One that was sent ahead of its time begins at `not_before_ns` at
+    the earliest, which only models look at whose instances a policy chooses (0: at once).
     """
 
     request: int
@@ -64,6 +65,7 @@ class RequestArrived(Event, frozen=True, gc=False):
     received_ns: int = 0
     is_call: bool = False
     sequence: SequenceStep | None = None
+    not_before_ns: int = 0
 
 
 class LoopDelayed(Event, frozen=True, gc=False):

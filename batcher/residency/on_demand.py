@@ -4,7 +4,7 @@ The predicted time of a request includes the loads (Clockwork, OSDI 2020). Model
 they are ready when the stages before them end (Xanadu, Middleware 2020).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import QUANTILE
@@ -148,7 +148,7 @@ class OnDemandLoader:
                         return Forecast(pipeline, 0, model.config.key, wanted, found)
                     found = found.ready_ns or now_ns + self._load_ns(model)
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
-                if not stage.waits_for or prewarmed:
+                if (not stage.waits_for or prewarmed) and model.config.instances is None:
                     wanted.append((begin_ns, model))
                 if prewarmed and not refused:
                     begin_ns = max(begin_ns, found)
@@ -179,7 +179,7 @@ class OnDemandLoader:
             key=lambda step: step[0],
             default=(0, None),
         )
-        if model is None or self._coming_ns(model, now_ns) is not None:
+        if model is None or model.config.instances is not None or self._coming_ns(model, now_ns) is not None:
             return
         candidate = self._candidates.find(model, now_ns, LoadPurpose(before_ns=start_ns))
         if isinstance(candidate, LoadCandidate):
@@ -204,6 +204,28 @@ class OnDemandLoader:
             if self._require(model, now_ns, LoadPurpose(pipeline, asked=asked)) is not None:
                 self._in_vain[model] = now_ns, asked
         self.returns += self.loads - before
+
+    # -- partitions that an instance policy chose
+
+    def may_load(self, name: str, model: ModelState) -> bool:
+        """True if a partition may ever load a model."""
+        memory = self.memories.get(name)
+        return memory is not None and memory.may_hold(model)
+
+    def room_on(self, name: str, model: ModelState, stays: Collection[str], now_ns: int) -> tuple[str, ...] | None:
+        """The models to evict so that a partition can load a model now, none of them in `stays`; None if it cannot."""
+        memory = self.memories.get(name)
+        return None if memory is None else self._candidates.room_on(memory, model, stays, now_ns)
+
+    def load_on(self, name: str, model: ModelState, leaving: tuple[str, ...], now_ns: int) -> None:
+        """Load a model on a partition in place of others."""
+        memory = self.memories[name]
+        ready_ns = memory.loads_end_ns(now_ns) + memory.load_ns(model, self._config.load_ns)
+        self._order(model, LoadCandidate(ready_ns, memory, leaving), now_ns)
+
+    def load_time_ns(self, name: str, model: ModelState) -> int:
+        """The expected time of a load."""
+        return self.memories[name].load_ns(model, self._config.load_ns)
 
     # -- what happens
 
@@ -265,7 +287,7 @@ class OnDemandLoader:
 
     def prospect(self, model: ModelState, now_ns: int) -> Prospect:
         """Entries fail if the model cannot be loaded; if that may change, only late entries fail."""
-        if model not in self._refused and self._coming_ns(model, now_ns) is None:
+        if model not in self._refused and model.config.instances is None and self._coming_ns(model, now_ns) is None:
             self.wake_ns = now_ns + 1  # entries for it came after `run_due`
         if (refusal := self._refused.get(model)) is None:
             return Prospect()
@@ -274,6 +296,11 @@ class OnDemandLoader:
     def _rescue(self, model: ModelState, now_ns: int) -> None:
         """Load a model that entries wait for, and prewarm the stages that follow."""
         if model.served or not self._fleet.queues.has_work(model) or self._coming_ns(model, now_ns) is not None:
+            return
+        if model.config.instances is not None:
+            found = self._candidates.find(model, now_ns, LoadPurpose(blocking=True))
+            if isinstance(found, LoadRefusal) and found.ready_ns is None:
+                self._refused[model] = found
             return
         refusal = self._require(model, now_ns) and self._require(model, now_ns, LoadPurpose(blocking=True))
         if refusal is not None:
@@ -429,6 +456,21 @@ class NoOnDemandLoading:
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """The plan decides how many partitions hold a model."""
+
+    def may_load(self, name: str, model: ModelState) -> bool:
+        """A partition runs what the plan has it hold."""
+        return False
+
+    def room_on(self, name: str, model: ModelState, stays: Collection[str], now_ns: int) -> tuple[str, ...] | None:
+        """As `may_load`."""
+        return None
+
+    def load_on(self, name: str, model: ModelState, leaving: tuple[str, ...], now_ns: int) -> None:
+        """Nothing is loaded, since there is never room."""
+
+    def load_time_ns(self, name: str, model: ModelState) -> int:
+        """As `load_on`."""
+        return 0
 
     def loaded(self, name: str, key: str, now_ns: int) -> None:
         """No memory is counted."""

@@ -109,6 +109,7 @@ class PartitionEvents:
         """Record that a worker could not load a model."""
         self.residency.failed(event.partition, event.model, now_ns, decisions)
         self.loader.failed(event.partition, event.model, now_ns)
+        self._dispatcher.instances.load_failed(event.partition, event.model, now_ns)
 
     def model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a worker has unloaded a model."""
