@@ -12,7 +12,7 @@ from sluice.batcher.fleet.run_queue import WakeupQueue
 from sluice.batcher.fleet.speed import forget_kind, outdate, outdate_pipelines, set_estimate
 from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.events import LinkMeasured, PartitionReady, PartitionResized
-from sluice.batcher.policies.base import BatchPolicy
+from sluice.batcher.policies.base import BatchPolicy, LearningPolicy
 from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.queues.queue_table import QueueTable
 from sluice.batcher.state import LinkClass, ModelState, PartitionGroup, PartitionState
@@ -25,10 +25,10 @@ _Equals = tuple[str, float, LinkClass, frozenset[str]]
 class Fleet:
     """Keeps partitions in groups of equals, and the estimates of models up to date.
 
-    `queues` are those of all models, `policies` the batch policies by model key, `nodes` the machines. `wakeups` has
-    the times to reconsider each group. `removals` counts the groups that have gone, and `moved` has the partitions, by
-    number, whose models have changed since it was cleared. `stranded` are the models without a running partition for
-    which entries may wait.
+    `queues` are those of all models, `policies` the batch policies by model key, `learners` those of them that learn
+    from the batches that have run, `nodes` the machines. `wakeups` has the times to reconsider each group. `removals`
+    counts the groups that have gone, and `moved` has the partitions, by number, whose models have changed since it was
+    cleared. `stranded` are the models without a running partition for which entries may wait.
     """
 
     def __init__(self, spec: SchedulerSpec) -> None:
@@ -36,6 +36,7 @@ class Fleet:
         self._limits = spec.limits
         self.models: dict[str, ModelState] = {}
         self.policies: dict[str, BatchPolicy] = {}
+        self.learners: dict[str, LearningPolicy] = {}
         self.queues = QueueTable()
         self.partitions = {
             config.name: PartitionState(
@@ -61,6 +62,8 @@ class Fleet:
         """Add a model that no partition holds yet."""
         assert config.key not in self.models, f"there is a model {config.key} already"
         policy = self.policies[config.key] = select_policy(config.policy, self._limits)
+        if isinstance(policy, LearningPolicy):
+            self.learners[config.key] = policy
         model = self.models[config.key] = new_model(config, policy)
         self.queues.add(model, policy.new_queue)
         for kind in dict.fromkeys(partition.kind for partition in self.partitions.values()):
@@ -72,6 +75,7 @@ class Fleet:
         self.stranded.pop(model, None)
         self.queues.remove(model)
         del self.policies[key]
+        self.learners.pop(key, None)
         for tables in self._tables.values():
             tables.pop(key, None)
 

@@ -38,7 +38,7 @@ class Exclusive:
 
     def choose(self, contenders: list[Contender], view: PoolView) -> Assignment | None:
         """The first request that a free partition of its own model can take, or one that its model may have."""
-        if self._came >= WINDOW:
+        if self._came >= WINDOW and all(each.number in self._owners for each in view.partitions):
             self._compare(view)
         for contender in contenders:
             if contender.due and (partition := self._partition_for(contender, contenders, view)) is not None:
@@ -50,8 +50,11 @@ class Exclusive:
     ) -> PartitionState | None:
         model = contender.model
         key = model.config.key
-        own = self._owned(key, view)
         able = [each for each in view.free if view.can_take(each, model)]
+        for each in view.free:
+            if self._owners.get(each.number) == key and each not in able:
+                del self._owners[each.number]  # it has no room for the model: another one may have it
+        own = self._owned(key, view)
         held = [each for each in able if key in each.models]
         for partition in (*held, *able):
             if self._owners.get(partition.number) == key:

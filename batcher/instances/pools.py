@@ -112,11 +112,12 @@ class Instances:
         if not queue:
             self._drop(partition)
 
-    def load_failed(self, name: str, key: str, now_ns: int) -> None:
-        """Record that a partition could not load a model: what was to run there waits for another one."""
+    def load_ended(self, name: str, key: str, now_ns: int) -> None:
+        """Record that a partition has loaded a model, or failed to: then what was to run there waits for another."""
         chosen = self._chosen.get(name)
         if chosen is not None and chosen.is_loading and chosen.queue.model == key:
-            self._give_back(chosen, now_ns)
+            chosen.is_loading = False
+            self.sync(chosen.partition, now_ns)
 
     def sync(self, partition: PartitionState, now_ns: int) -> None:
         """Follow a partition that was lost or closed, or whose models have changed."""
@@ -124,8 +125,6 @@ class Instances:
         chosen = self._chosen.get(partition.name)
         if chosen is None:
             return
-        if chosen.queue.model in partition.models:
-            chosen.is_loading = False
         if not partition.ready or partition.closed or not (chosen.is_loading or chosen.queue.model in partition.models):
             self._give_back(chosen, now_ns)
         elif not chosen.is_loading and partition.group is not None:
@@ -263,7 +262,7 @@ class Instances:
 
 
 def _new_policy(config: InstanceConfig, fleet: Fleet) -> InstancePolicy:
-    match config.rule:
+    match config.name:
         case InstanceRule.ROUND_ROBIN:
             return RoundRobin()
         case InstanceRule.BALANCE:
@@ -278,6 +277,8 @@ def _new_policy(config: InstanceConfig, fleet: Fleet) -> InstancePolicy:
             return FairAffinity(config.off_affinity)
         case InstanceRule.HOME_HASH:
             return HomeHash()
+        case InstanceRule.LOCALITY:
+            raise AssertionError("models with locality are in no pool")
 
 
 def _begin_ns(entry: Entry) -> int:

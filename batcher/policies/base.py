@@ -1,7 +1,7 @@
 """The protocol of batch policies, what they see of the core, and the base of their settings."""
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -124,6 +124,8 @@ class BatchContext(NamedTuple):
     """Time that a message takes to the partition's node and back; 0 on the gateway's own machine."""
     row_way_ns: float = 0.0
     """Time that a row and its answers take in addition to that."""
+    partition: str = ""
+    """The name of the partition."""
 
     def way_ns(self, rows: int) -> int:
         """Time that a batch and its answers are on their way."""
@@ -148,6 +150,19 @@ class BatchPolicy(Protocol):
 
     def choose(self, queue: QueueView, context: BatchContext) -> Choice:
         """Decide on a queue that is not empty, for a partition that is idle or about to be."""
+        ...
+
+
+@runtime_checkable
+class LearningPolicy(BatchPolicy, Protocol):
+    """A batch policy that learns from the batches that have run; what it knows is its own, and only it changes that."""
+
+    def observe(self, partition: str, rows: int, took_ns: int) -> None:
+        """Learn that a batch of `rows` rows took `took_ns` on a partition; called once for each that completed."""
+        ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """The most rows of a batch that it allows now, by partition that it knows."""
         ...
 
 

@@ -148,7 +148,7 @@ class OnDemandLoader:
                         return Forecast(pipeline, 0, model.config.key, wanted, found)
                     found = found.ready_ns or now_ns + self._load_ns(model)
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
-                if (not stage.waits_for or prewarmed) and model.config.instances is None:
+                if not stage.waits_for or prewarmed:
                     wanted.append((begin_ns, model))
                 if prewarmed and not refused:
                     begin_ns = max(begin_ns, found)
@@ -218,10 +218,12 @@ class OnDemandLoader:
         return None if memory is None else self._candidates.room_on(memory, model, stays, now_ns)
 
     def load_on(self, name: str, model: ModelState, leaving: tuple[str, ...], now_ns: int) -> None:
-        """Load a model on a partition in place of others."""
+        """Load a model on a partition in place of others; the orders are given by `ResidencyReconciler.issue`."""
         memory = self.memories[name]
         ready_ns = memory.loads_end_ns(now_ns) + memory.load_ns(model, self._config.load_ns)
+        wake_ns = self.wake_ns
         self._order(model, LoadCandidate(ready_ns, memory, leaving), now_ns)
+        self.wake_ns = wake_ns
 
     def load_time_ns(self, name: str, model: ModelState) -> int:
         """The expected time of a load."""
@@ -271,7 +273,7 @@ class OnDemandLoader:
         before = self.loads
         for _, key in sorted((at_ns, key) for key, at_ns in self._later_ns.items() if at_ns <= now_ns):
             del self._later_ns[key]
-            if (model := self._fleet.models.get(key)) is not None:
+            if (model := self._fleet.models.get(key)) is not None and model.config.instances is None:
                 self._require(model, now_ns)
         self.prewarms += self.loads - before
         self._refused.clear()
@@ -298,9 +300,7 @@ class OnDemandLoader:
         if model.served or not self._fleet.queues.has_work(model) or self._coming_ns(model, now_ns) is not None:
             return
         if model.config.instances is not None:
-            found = self._candidates.find(model, now_ns, LoadPurpose(blocking=True))
-            if isinstance(found, LoadRefusal) and found.ready_ns is None:
-                self._refused[model] = found
+            self._rescue_chosen(model, now_ns)
             return
         refusal = self._require(model, now_ns) and self._require(model, now_ns, LoadPurpose(blocking=True))
         if refusal is not None:
@@ -312,6 +312,20 @@ class OnDemandLoader:
                 entry = queue.head()
                 pipeline = entry.request.pipeline
                 self._prewarm_after(pipeline, pipeline.stages[entry.stage], now_ns)
+
+    def _rescue_chosen(self, model: ModelState, now_ns: int) -> None:
+        """Refuse a model that no partition can load, or look at it again once others may be evicted.
+
+        Its policy chooses the partition, so nothing is loaded here.
+        """
+        found = self._candidates.find(model, now_ns, LoadPurpose(blocking=True))
+        if not isinstance(found, LoadRefusal):
+            return
+        if found.ready_ns is None:
+            self._refused[model] = found
+        else:
+            again_ns = max(found.ready_ns - self._load_ns(model), now_ns + AGAIN_NS)
+            self._later_ns[model.config.key] = again_ns
 
     def _restore(self, now_ns: int) -> bool:
         """Load missing pinned models; True if they need a wake-up, at `_restore_ns`.
@@ -346,8 +360,8 @@ class OnDemandLoader:
     # -- loads
 
     def _want(self, model: ModelState, need_ns: int, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> None:
-        """Load a model by the time that it is needed."""
-        if model.served or self._coming_ns(model, now_ns) is not None:
+        """Load a model by the time that it is needed, unless a policy chooses where it is loaded."""
+        if model.served or model.config.instances is not None or self._coming_ns(model, now_ns) is not None:
             return
         load_ns = self._load_ns(model)
         if self._config.prewarm is Prewarm.JIT and need_ns - load_ns > now_ns:

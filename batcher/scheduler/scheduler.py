@@ -69,6 +69,7 @@ class Scheduler:
         self._places = self.dispatcher.places
         self._timeouts = self.dispatcher.timeouts
         self._instances = self.dispatcher.instances
+        self._learners = self.dispatcher.fleet.learners
         self.memory = MemoryShares(spec.limits.memory_bytes)
         self.served = PipelineRegistry(spec, self.dispatcher, self.memory, planned=planner is not None)
         self.pipelines = self.served.pipelines
@@ -151,6 +152,7 @@ class Scheduler:
         loader, stranded = self._loader, dispatcher.fleet.stranded
         if stranded or loader.due(now_ns):
             loader.run_due(now_ns, decisions)
+            self._instances.changed(now_ns)
         if self._instances.enabled:
             self._instances.assign(loader, now_ns)
             self._residency.issue(decisions)
@@ -373,7 +375,10 @@ class Scheduler:
         if not batch.is_suspended:
             observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns, batch.way_ns)
         model = self.dispatcher.models[batch.queue_key[0]]
-        observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
+        took_ns = event.ended_ns - event.started_ns
+        observe_batch(model, batch.kind, batch.rows, took_ns)
+        if self._learners and (learner := self._learners.get(batch.queue_key[0])) is not None:
+            learner.observe(partition.name, batch.rows, took_ns)
         if model.config.sequences is not None:
             self.dispatcher.ran(batch.entries, now_ns)
         queue = self.dispatcher.fleet.queues.find(batch.queue_key)

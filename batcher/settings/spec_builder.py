@@ -14,6 +14,7 @@ from sluice.batcher.interface.config import (
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.interface.instance_config import InstanceConfig
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Late, Pipeline, Stage
 from sluice.models.sequence_batching import ControlKind
@@ -39,12 +40,14 @@ def build_spec(
     memory_of: Mapping[str, int] | None = None,
     confidences_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
     uses_cache: bool = False,
+    instances: Mapping[str, InstanceConfig] | None = None,
 ) -> SchedulerSpec:
     """The spec from which the live gateway and the simulator both build their scheduler.
 
-    By model key, `policies` are those that differ from the default, `memory_of` is the size of a model in bytes, and
-    `confidences_of` are the confidences that a model reports already; further ones are added after them. With
-    `uses_cache` the driver has a response cache, also for stages whose models have one.
+    By model key, `policies` are those that differ from the default, `memory_of` is the size of a model in bytes,
+    `instances` are the instance policies of models that have one, and `confidences_of` are the confidences that a model
+    reports already; further ones are added after them. With `uses_cache` the driver has a response cache, also for
+    stages whose models have one.
     """
     default_policy = default_policy or DeadlineSettings()
     policies, memory_of = policies or {}, memory_of or {}
@@ -64,6 +67,7 @@ def build_spec(
                 sequences=_sequences(spec),
                 input_bytes=sum(tensor.item_bytes for tensor in spec.inputs),
                 output_bytes=sum(tensor.item_bytes for tensor in spec.outputs),
+                instances=(instances or {}).get(key),
             )
             for key, spec in specs.items()
         ),

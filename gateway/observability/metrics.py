@@ -48,6 +48,12 @@ LATENCY_CORRECTION = ExposedMetric(
     "Measured latency of the model divided by the latency in its profile; 1 if the profile is right.",
     ("kind", "model"),
 )
+LEARNED_ROWS = ExposedMetric(
+    "sluice_batch_learned_rows",
+    "gauge",
+    "Rows that a batch may have at most on the partition, as the batch policies aimd and quantile have learned.",
+    ("model", "partition"),
+)
 REQUESTS = ExposedMetric(
     "sluice_requests_total",
     "counter",
@@ -141,7 +147,8 @@ class ServerMetrics:
 
     The callables are evaluated at each scrape. `queues` has the waiting requests and rows of models, by key; it is read
     step by step. `corrections` has, by model and kind of partition, the measured latency divided by the profile's.
-    `breakers` is the state of each Triton server's circuit breaker. Triton's counters of latencies can be left out.
+    `learned` has, by model and partition, the batch sizes of policies that learn them. `breakers` is the state of each
+    Triton server's circuit breaker. Triton's counters of latencies can be left out.
     """
 
     def __init__(
@@ -152,6 +159,7 @@ class ServerMetrics:
         arena_bytes: Callable[[], int],
         corrections: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
         breakers: Callable[[], Mapping[str, str]] = dict,
+        learned: Callable[[], Iterable[tuple[str, str, int]]] = tuple,
         statistics: Statistics | None = None,
         *,
         counter_latencies: bool = True,
@@ -161,6 +169,7 @@ class ServerMetrics:
         self._input_bytes = [arena_bytes]
         self._corrections = corrections
         self._breakers = breakers
+        self._learned = learned
         self._counter_latencies = counter_latencies
         self._build = (server_version(), "true" if is_compiled() else "false")
         self._of_models: Callable[[], Iterable[Group]] = tuple
@@ -215,6 +224,7 @@ class ServerMetrics:
         yield Group((BATCHES, BATCH_FAILURES, BATCH_ROWS, BATCH_COMPUTE), self._batch_texts())
         yield Group((QUEUE_REQUESTS, QUEUE_ROWS), self._queue_texts(waiting))
         yield Group((LATENCY_CORRECTION,), self._correction_texts())
+        yield Group((LEARNED_ROWS,), self._learned_texts())
         yield Group((BUSY,), self._busy_texts())
         yield from of_metrics(self._few())
         for remote in self._remotes:
@@ -270,6 +280,11 @@ class ServerMetrics:
             yield ()
         for key, correction in latest.items():
             yield (LATENCY_CORRECTION.sample(key, correction),)
+
+    def _learned_texts(self) -> Iterator[tuple[str, ...]]:
+        latest = {(public_key(model), partition): rows for model, partition, rows in self._learned()}
+        for key, rows in latest.items():
+            yield (LEARNED_ROWS.sample(key, rows),)
 
     def _batch_texts(self) -> Iterator[tuple[str, ...]]:
         """The lines of each model on each partition where it has run or failed."""

@@ -442,6 +442,7 @@ def _build_execution(
         arena_bytes=lambda: executor.arena_bytes,
         corrections=lambda: _corrections(scheduler),
         breakers=lambda: executor.breakers,
+        learned=lambda: _learned(scheduler),
         statistics=statistics,
         counter_latencies=config.metrics_config.counter_latencies,
     )
@@ -594,6 +595,13 @@ def _corrections(scheduler: Scheduler) -> Iterator[tuple[str, str, float]]:
             yield key, kind, estimate.correction
 
 
+def _learned(scheduler: Scheduler) -> Iterator[tuple[str, str, int]]:
+    """The batch sizes that policies have learned, by model and partition, one by one."""
+    for key, learner in list(scheduler.dispatcher.fleet.learners.items()):
+        for partition, rows in learner.sizes().items():
+            yield key, partition, rows
+
+
 def _check_names(config: ServerConfig, repository: Repository) -> None:
     """Raise ConfigError for settings of a model that is not there, not even as a broken one, and cannot come later."""
     if config.control is not ModelControlMode.NONE:
@@ -622,6 +630,7 @@ def _scheduler_spec(
         partitions,
         limits=config.limits.config(),
         policies=config.policies(specs),
+        instances=config.instance_configs(specs),
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
         uses_cache=config.cache_bytes > 0,

@@ -16,6 +16,7 @@ from sluice.loadgen.papers.experiment_page import (
     experiments_json,
     experiments_page,
 )
+from sluice.loadgen.papers.plot_svg import plot_svg
 from sluice.models.errors import ConfigError
 from sluice.models.text_table import table_lines
 
@@ -46,6 +47,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=10, metavar="N", help="runs where chance has a part (default 10)")
     add("--quick", action="store_true", help="shorter runs: at most 20 s an experiment")
     add("--json", metavar="FILE", help="also write the findings as JSON")
+    add("--plot", metavar="DIR", help="also write the plots as SVG files to this folder")
     add("--out", metavar="FILE", help="also write a page in Markdown, with the tables behind the findings")
 
 
@@ -63,6 +65,8 @@ def _run(options: argparse.Namespace) -> int:
     for option, file in (("--json", options.json), ("--out", options.out)):
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise ConfigError(f"{option}: expected a file in a folder that exists, got {file}")
+    if options.plot is not None and not Path(options.plot).is_dir():
+        raise ConfigError(f"--plot: expected a folder that exists, got {options.plot}")
     chosen = _chosen(options.names)
     played: list[PlayedExperiment] = []
     interrupted = False
@@ -72,6 +76,8 @@ def _run(options: argparse.Namespace) -> int:
             report = experiment.run(effort)
             played.append(PlayedExperiment(experiment, report, time.monotonic() - started_s))
             print(experiment_text(played[-1]), flush=True)
+            for plot in report.plots if options.plot is not None else ():
+                Path(options.plot, f"{experiment.name}-{plot.name}.svg").write_text(plot_svg(plot), encoding="utf-8")
     except KeyboardInterrupt:
         interrupted = True
         print(f"INTERRUPTED: {len(played)} of {len(chosen)} experiments have run")

@@ -32,11 +32,27 @@ class ExperimentFinding(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class Plot(msgspec.Struct, frozen=True):
+    """A figure: lines of points (x, y), each with its label, or bars in groups.
+
+    With `groups` there are bars: x of a point is the index of its group. `name` names the file. At most eight lines.
+    """
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+    log_x: bool = False
+    groups: tuple[str, ...] = ()
+
+
 class ExperimentReport(msgspec.Struct, frozen=True):
-    """The findings of one run of an experiment, and Markdown tables with what lies behind them."""
+    """The findings of one run of an experiment, and what lies behind them: Markdown tables, and plots."""
 
     findings: tuple[ExperimentFinding, ...]
     tables: tuple[str, ...] = ()
+    plots: tuple[Plot, ...] = ()
 
     @property
     def verdict(self) -> GateVerdict:

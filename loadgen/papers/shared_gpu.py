@@ -13,6 +13,7 @@ from sluice.loadgen.papers.experiment import (
     ExperimentReport,
     GateVerdict,
     PaperExperiment,
+    Plot,
     gated,
 )
 
@@ -87,7 +88,17 @@ def run(effort: Effort) -> ExperimentReport:
         f"| {count} | {SHARES[count]:.1%} | {time_s:.2f} s | {found[1] / SHARES[count]:.2f} s |"
         for count, time_s in found.items()
     ]
-    return ExperimentReport(tuple(findings), ("\n".join(lines) + "\n",))
+    plot = Plot(
+        "time-by-jobs",
+        "Time of a job that shares the GPU with equal ones",
+        "jobs on the GPU",
+        "seconds",
+        (
+            ("played", tuple((float(count), time_s) for count, time_s in found.items())),
+            ("by 1 / share", tuple((float(count), found[1] / share) for count, share in SHARES.items())),
+        ),
+    )
+    return ExperimentReport(tuple(findings), ("\n".join(lines) + "\n",), (plot,))
 
 
 EXPERIMENT = PaperExperiment(

@@ -107,6 +107,7 @@ class SimulatedTarget:
             partitions,
             limits=self._file.limits.config(),
             policies=self._file.policies(specs),
+            instances=self._file.instance_configs(specs),
             default_policy=self._file.policy.config(),
         )
         self._models = {spec.key: spec for spec in specs}

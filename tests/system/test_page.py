@@ -68,6 +68,9 @@ PUSH = """async ([text, ticks, each]) => {
     window.source.onmessage({ data: JSON.stringify(found) });
     if (tick % each === 0) await new Promise(requestAnimationFrame);
   }
+  // The last document is drawn in the next frame.
+  await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
 }"""
 
 
@@ -438,9 +441,14 @@ def test_half_a_day_of_ticks_makes_nothing_grow(browser: Browser, made_up: Docum
         session = page.context.new_cdp_session(page)
 
         def used() -> tuple[float, float]:
-            session.send("HeapProfiler.collectGarbage")
-            counters = session.send("Memory.getDOMCounters")
-            return counters["nodes"], session.send("Runtime.getHeapUsage")["usedSize"]
+            # One collection may leave nodes that a script, a style or the renderer still held when it began.
+            collected = []
+            for _ in range(5):
+                page.evaluate("() => new Promise(requestAnimationFrame)")
+                session.send("HeapProfiler.collectGarbage")
+                nodes = session.send("Memory.getDOMCounters")["nodes"]
+                collected.append((nodes, session.send("Runtime.getHeapUsage")["usedSize"]))
+            return min(collected)
 
         # All documents are taken in, and one of some is drawn.
         page.evaluate(PUSH, [text, HOUR_S, 400])

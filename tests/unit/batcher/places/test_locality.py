@@ -1,9 +1,9 @@
 """First stages go to the home node of their model, later ones to the node of the stage before; deadlines come first."""
 
+from sluice.batcher.fleet.home_order import home_order, name_hash
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import LinkMeasured, PartitionReady, RequestArrived
-from sluice.batcher.fleet.home_order import home_order, name_hash
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling.builders import MS, ONE, S, arrival, chain, completed, model, single, spec_of, step
 

@@ -97,6 +97,13 @@ def test_corrections_tell_how_far_profiles_are_off() -> None:
     assert samples(metrics)[key("latency_correction", "mlp:1", "cpu1")] == 1.25
 
 
+def test_sizes_that_policies_have_learned_are_shown_of_the_latest_revision() -> None:
+    learned = [("mlp:1", "cpu0", 8), ("mlp:1", "cpu1", 3)]
+    metrics = ServerMetrics({}, [], queues=tuple, arena_bytes=int, learned=lambda: learned)
+    assert samples(metrics)[key("batch_learned_rows", "mlp:1", "cpu0")] == 8
+    assert samples(metrics)[key("batch_learned_rows", "mlp:1", "cpu1")] == 3
+
+
 def test_the_version_and_the_build_of_the_core_are_shown() -> None:
     compiled = "true" if os.environ.get("SLUICE_TEST_BUILD") == "compiled" else "false"
     assert samples(new_metrics())[key("build_info", server_version(), compiled)] == 1

@@ -2,6 +2,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,13 +14,14 @@ MISSED = {"clockwork"}
 """Experiments that miss a gate today."""
 
 ANSWERS = """
-from sluice.loadgen.papers.experiment import ExperimentFinding, ExperimentReport, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import ExperimentFinding, ExperimentReport, PaperExperiment, Plot, gated
 
 def run(effort):
     if effort.seeds == 99:
         raise KeyboardInterrupt
     answer = gated("answer", "42", published="41", gate="42", is_met=effort.seeds == 1, why="it was asked twice")
-    return ExperimentReport((answer, ExperimentFinding("question", "unknown")), ("| 42 |\\n",))
+    plot = Plot("by-time", "Answers <right>", "years", "answers", (("ours", ((0, 0), (7.5e6, 42))),))
+    return ExperimentReport((answer, ExperimentFinding("question", "unknown")), ("| 42 |\\n",), (plot,))
 
 EXPERIMENT = PaperExperiment("answers", "it has one", "Adams 1979", given="the answer", assumed="nothing", run=run)
 """
@@ -56,6 +58,15 @@ def test_a_file_in_the_folder_is_an_experiment_whose_gates_are_judged(
     assert (experiment["name"], experiment["verdict"]) == ("answers", "met")
 
 
+def test_plots_are_written_as_files_of_their_own(tmp_path: Path) -> None:
+    assert main(["paper", "run", "answers", "knix", "--seeds", "1", "--plot", str(tmp_path)]) == 0
+    names = {file.name for file in tmp_path.glob("*.svg")}
+    assert names == {"answers-by-time.svg", "knix-time-by-jobs.svg"}
+    drawn = ElementTree.parse(tmp_path / "answers-by-time.svg").getroot()
+    texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Answers <right>", "years", "answers", "ours"} <= set(texts)
+
+
 def test_a_missed_gate_is_printed_with_its_cause(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "run", "answers", "--seeds", "2"]) == 2
     printed = capsys.readouterr().out
@@ -86,6 +97,7 @@ def test_an_interrupted_run_writes_what_it_has_and_says_so(tmp_path: Path, capsy
     [
         (["nothing"], "paper run: expected all or one of "),
         (["answers", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
+        (["answers", "--plot", "/no/such/folder"], "--plot: expected a folder that exists, got /no/such/folder"),
         (["answers", "--out", "/no/such/folder/page.md"], "--out: expected a file in a folder that exists"),
     ],
 )

@@ -1,0 +1,42 @@
+from xml.etree import ElementTree
+
+import pytest
+
+from sluice.loadgen.papers.experiment import Plot
+from sluice.loadgen.papers.plot_svg import plot_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawing(plot: Plot) -> ElementTree.Element:
+    return ElementTree.fromstring(plot_svg(plot))
+
+
+def test_a_point_is_placed_by_the_ticks_beside_it() -> None:
+    root = drawing(Plot("a", "A", "x", "y", (("one", ((0.0, 0.0), (50.0, 20.0), (100.0, 40.0))),)))
+    circles = [(float(each.attrib["cx"]), float(each.attrib["cy"])) for each in root.iter(f"{SVG}circle")]
+    ticks = {each.text: each.attrib for each in root.iter(f"{SVG}text")}
+    assert circles[1][0] == pytest.approx(float(ticks["50"]["x"]))
+    assert circles[1][1] == pytest.approx(float(ticks["20"]["y"]) - 4)
+    assert circles[1][0] * 2 == pytest.approx(circles[0][0] + circles[2][0])
+
+
+def test_bars_stand_in_their_groups_from_nothing_upwards() -> None:
+    plot = Plot("b", "B", "cell", "%", (("x", ((0, 50.0), (1, 100.0))), ("y", ((0, 100.0),))), groups=("low", "high"))
+    bars = [each for each in drawing(plot).iter(f"{SVG}rect") if each.attrib["class"].startswith("mark")]
+    (first, second, third) = [(float(each.attrib["x"]), float(each.attrib["height"])) for each in bars]
+    assert second[1] == pytest.approx(2 * first[1], abs=0.2)
+    assert third[1] == second[1]
+    assert first[0] < third[0] < second[0]
+
+
+def test_points_far_apart_lie_evenly_on_a_logarithmic_axis() -> None:
+    root = drawing(Plot("c", "C", "x", "y", (("one", ((1.0, 1.0), (10.0, 1.0), (100.0, 1.0))),), log_x=True))
+    first, middle, last = (float(each.attrib["cx"]) for each in root.iter(f"{SVG}circle"))
+    assert middle * 2 == pytest.approx(first + last, abs=0.2)
+
+
+@pytest.mark.parametrize("points", [(), ((5.0, 0.0),), ((1.0, -3.0), (2.0, 3.0))])
+def test_few_points_and_negative_ones_are_drawn_as_well(points: tuple[tuple[float, float], ...]) -> None:
+    root = drawing(Plot("d", "D", "x", "y", (("one", points),)))
+    assert len(list(root.iter(f"{SVG}circle"))) == len(points)
