@@ -67,7 +67,7 @@ help:
 	@echo "make screenshots  take the pictures of the page and of a report for the docs: seven minutes; needs Chromium"
 	@echo "make cluster      run tests of gateways over a Ray cluster on this machine, in an environment of its own"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
-	@echo "make peers        measure Sluice beside other servers for an hour, write docs/evidence/peers.md: PEERS=options"
+	@echo "make peers        measure Sluice beside other servers for 90 minutes, write docs/evidence/peers.md: PEERS=options"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
 demo: $(DEMO)/installed-$(ORT)

@@ -25,11 +25,11 @@ PartitionGroup  fleet/member_table.py         stale table
 MemberTable     fleet/member_table.py         members until_ns free_ns order_ns planned_ns
 MemberTable     fleet/member_table.py         least_until_ns least_free_ns most_order_ns most_planned_ns
 ModelState      fleet/speed.py                estimates batch_limits limit_changes quickest_ns
-ModelState      dispatch/dispatcher.py        outstanding peak_rows typical_rows batches last_dispatch_ns
+ModelState      dispatch/dispatcher.py        outstanding extra_rows peak_rows typical_rows batches last_dispatch_ns
 ModelState      scheduler/pipelines.py        pipelines
 ModelState      places/places.py              open_batch
 ModelState      residency/partition_memory.py config load_ns last_load_ns
-StageState      scheduler/replanner.py        model cost_to_go plan_changes
+StageState      scheduler/replanner.py        model cost_to_go rule plan_changes
 StageState      queues/progress.py            run_probability
 StageState      prediction/pipeline_times.py  remaining_path_ns
 PipelineState   fleet/fleet.py                degraded
@@ -49,9 +49,9 @@ StageRun        scheduler/scheduler.py        confidences batch_key kept_on
 Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch
 Entry           dispatch/retries.py           lost_once nodes_lost
-Entry           dispatch/stragglers.py        copies
-Batch           dispatch/dispatcher.py        live suspect is_node_lost revoking is_suspended
-Batch           dispatch/stragglers.py        copied
+Entry           dispatch/copies.py            copies
+Batch           dispatch/dispatcher.py        live suspect is_extra is_node_lost revoking is_suspended
+Batch           dispatch/copies.py            copied
 Batch           scheduler/scheduler.py        entries
 =============== ============================= ======================================================================
 """
@@ -69,7 +69,7 @@ from sluice.batcher.estimates.rate import RateEstimate
 from sluice.batcher.estimates.recent_rows import RecentRows
 from sluice.batcher.interface.config import PipelineConfig, ScheduledModel, StageConfig
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.interface.plan_data import CostToGo
+from sluice.batcher.interface.plan_data import CostToGo, FixedOption, GroupSearch
 from sluice.models.units import INFINITE_NS, NS_PER_S
 
 IN_FLIGHT = 2
@@ -107,6 +107,13 @@ class LinkClass(NamedTuple):
 
 LOCAL = LinkClass("", 0, 0)
 """Of partitions on the gateway's own machine; on other nodes, `distance` is at least 1."""
+
+
+class ComingModel(NamedTuple):
+    """A model that is being loaded: the partition, and when it is expected to be there."""
+
+    partition: PartitionState
+    ready_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -269,7 +276,8 @@ class ModelState:
     pipelines: list[PipelineState] = field(default_factory=list)  # those with a stage that it may run
     open_batch: PlannedBatch | None = None  # the last planned one of its default queue, if it can be joined
     outstanding: int = 0  # rows that are queued or running
-    peak_rows: float = 0.0  # decayed maximum of `outstanding`: rows that may be expected together
+    extra_rows: int = 0  # those of them that run only because their stage competes
+    peak_rows: float = 0.0  # decayed maximum of the others: rows that may be expected together
     typical_rows: float = 1.0  # smoothed rows of a batch
     batches: int = 0  # batches dispatched so far
     last_dispatch_ns: int = 0  # ns; when its last batch was dispatched
@@ -322,9 +330,10 @@ class StageState:
     model: ModelState | None  # the variant that runs it now; None for a combiner
     waits_for: tuple[int, ...]  # stages whose rows or confidences it needs, ascending
     dependents: list[int]  # stages that need its rows or confidences
-    is_keyed: bool  # its inputs have dimensions that may differ, so that not all of them share batches
+    is_keyed: bool  # not all of its rows share batches: dimensions of inputs may differ, or it competes
     cost_to_go: CostToGo | None = None  # the plan's cost of all that follows; None without a plan or without a choice
-    plan_changes: int = 0  # how often `model` or `cost_to_go` were set
+    rule: FixedOption | GroupSearch | None = None  # the plan's, where options are not chosen among all that is free
+    plan_changes: int = 0  # how often `model`, `cost_to_go` or `rule` were set
     run_probability: float = 1.0  # smoothed share of the rows offered to a conditional stage that it runs for
     remaining_path_ns: int = 0  # ns; predicted from this stage's end to the pipeline's end on the longest path
 
@@ -355,7 +364,7 @@ class PipelineState:
     stage_count: int
     missing: list[int]  # by stage, how many stages it waits for
     roots: list[StageState]  # stages that wait for none
-    is_keyed: bool  # inputs of some stage have dimensions that may differ
+    is_keyed: bool  # some stage is
     single: bool  # its only stage runs a model and does not use the response cache
     has_parallel_stages: bool  # two model stages may be there at the same time
     has_sequences: bool  # a stage runs a model with sequences
@@ -579,6 +588,7 @@ class Batch:
     is_suspended: bool = False  # its model waits for other models
     revoking: bool = False  # its worker was asked to take it back
     copied: bool = False  # some of its entries may have copies
+    is_extra: bool = False  # it runs only because its stage competes
     way_ns: int = 0  # ns that it and its answers are expected to be on their way
 
 

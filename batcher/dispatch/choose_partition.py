@@ -75,9 +75,9 @@ class PartitionChooser:
         stage = head.request.pipeline.stages[head.stage]
         only = len(groups) == 1 and (stage.cost_to_go is None or len(stage.cost_to_go.cost) == 1)
         if not model.by_deadline or head.late or stage.model is not model:
-            return NextBatch(self._local(head, partition, now_ns), choice.rows, 0)
+            return NextBatch(self.local(head, partition, now_ns), choice.rows, 0)
         if only or queue.only is not None:
-            return self._planned(queue, head, model, choice.rows, self._local(head, partition, now_ns), now_ns)
+            return self._planned(queue, head, model, choice.rows, self.local(head, partition, now_ns), now_ns)
         if self._planner is None:
             return self._planned(queue, head, model, choice.rows, partition, now_ns)
         hosts = [partition if group is partition.group else first_available(group, now_ns) for group in groups]
@@ -85,28 +85,28 @@ class PartitionChooser:
         deadline_ns = head.stage_deadline_ns if stage.cost_to_go is None else head.request.deadline_ns
         remaining_ns = deadline_ns - now_ns - self._hand_off_ns
         least_rows = [model.estimates[group.kind].least_rows(queue.rows) for group in groups]
-        for option in self._ranked(stage, model, self._planner, remaining_ns, queue.rows, waits_ns, min(least_rows)):
+        for option in self.ranked(stage, model, remaining_ns, queue.rows, waits_ns, min(least_rows)):
             if option.rows >= least_rows[option.group]:
                 host = hosts[option.group]
                 assert host is not None, "only what is open is ranked"
                 if host is not partition and host.planned and not takes(host):
                     continue
-                batch = self._planned(queue, head, model, option.rows, self._local(head, host, now_ns), now_ns)
+                batch = self._planned(queue, head, model, option.rows, self.local(head, host, now_ns), now_ns)
                 if isinstance(batch, NextBatch) or host is partition:
                     return batch
         return self._planned(queue, head, model, choice.rows, partition, now_ns)
 
-    def _ranked(
+    def ranked(
         self,
         stage: StageState,
         model: ModelState,
-        planner: Planner,
         remaining_ns: int,
         rows: int,
         waits_ns: list[int],
         least_rows: int,
     ) -> list[LiveOption]:
         """The options for a stage's next batch, best first (see `planner_protocol.Ranker`); one wait for each group."""
+        assert self._planner is not None, "without a planner nothing is ranked"
         known = self._rankings.get(stage)
         if (
             known is None
@@ -122,7 +122,7 @@ class PartitionChooser:
                 for size in model.estimates[group.kind].sizes
                 for service_ns in [model.estimates[group.kind].service_ns(size)]
             ]
-            ranker = planner.ranker(options, stage.cost_to_go or NOTHING_LEFT)
+            ranker = self._planner.ranker(options, stage.cost_to_go or NOTHING_LEFT)
             known = self._rankings[stage] = _Ranking(
                 options, ranker, model, model.groups, stage.plan_changes, model.limit_changes, model.batches
             )
@@ -165,7 +165,7 @@ class PartitionChooser:
         return NextBatch(partition, planned, from_ns)
 
     @staticmethod
-    def _local(entry: Entry, host: PartitionState, now_ns: int) -> PartitionState:
+    def local(entry: Entry, host: PartitionState, now_ns: int) -> PartitionState:
         """The partition that ran the stage before, if it is as free as its equal `host`; or a free one on its node."""
         near = entry.request.ran_on
         if near is None:

@@ -8,12 +8,15 @@ from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.closing import Closing, wrong_choice
-from sluice.batcher.dispatch.stragglers import Stragglers, mark_copied
+from sluice.batcher.dispatch.competition import Competition
+from sluice.batcher.dispatch.copies import mark_copied
+from sluice.batcher.dispatch.plan_rules import Hold, PlanRules
+from sluice.batcher.dispatch.stragglers import Stragglers
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.member_table import first_free, note_change
-from sluice.batcher.fleet.partition_group import first_idle, first_opened
+from sluice.batcher.fleet.partition_group import first_available, first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
 from sluice.batcher.instances.pools import Instances
@@ -56,7 +59,7 @@ HOST_CHECK_NS = NS_PER_MS
 """A queue whose partition is busy for longer than predicted is looked at again after this time, or once it is idle."""
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are made again after this many of its batches."""
-RETRY = ReleaseReason.RETRY  # members of enums are found slowly
+RETRY, COMPETE = ReleaseReason.RETRY, ReleaseReason.COMPETE  # members of enums are found slowly
 
 
 class Dispatcher:
@@ -89,8 +92,10 @@ class Dispatcher:
         self._queues = fleet.queues
         self._closing = Closing(fleet.policies, spec.limits)
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
+        self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._stragglers = Stragglers(fleet)
+        self.competition = Competition(fleet)
         self._evict = evict
         self._resume = resume
         self._fail = fail
@@ -146,9 +151,10 @@ class Dispatcher:
         self._add(entry, queue, model, order_ns, now_ns)
 
     def _add(self, entry: Entry, queue: Queue, model: ModelState, order_ns: int, now_ns: int) -> None:
-        model.outstanding = outstanding = model.outstanding + entry.rows
-        if outstanding > model.peak_rows:
-            model.peak_rows = float(outstanding)
+        model.outstanding += entry.rows
+        wanted = model.outstanding - model.extra_rows
+        if wanted > model.peak_rows:
+            model.peak_rows = float(wanted)
         first = queue.push(entry, order_ns)
         if model.config.instances is not None and queue.host is None:
             if first:
@@ -369,6 +375,8 @@ class Dispatcher:
             self._leave_partition(batch, now_ns)
         model = self.models[batch.queue_key[0]]
         model.outstanding -= batch.rows
+        if batch.is_extra:
+            model.extra_rows -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
             outdate_pipelines(model)
             if model.batch_limits:
@@ -444,6 +452,24 @@ class Dispatcher:
             if sharing.accounts:
                 self._revoke_unstarted(decisions)
                 sharing.wake_throttled(due, now_ns)
+        if (due_ns := self.competition.next_ns) is not None:
+            if due_ns <= now_ns:
+                self._compete(now_ns, decisions)
+            if (next_ns := self.competition.next_ns) is not None:
+                self.check_by(next_ns)
+
+    def _compete(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Run the rows of competing stages again that are due, where nothing else is to run."""
+        for batch, config in self.competition.due(now_ns):
+            while (copy := self.competition.copy(batch, config, now_ns)) is not None:
+                host, entries = copy
+                queue = self._queues.get(batch.queue_key)
+                self.models[queue.model].outstanding += sum(map(_rows, entries))
+                decisions.append(self._close(host, queue, entries, COMPETE, now_ns))
+                assert host.group is not None, "an idle partition has a group"
+                run_queue = self.wakeups.run_queues[host.group]
+                if (next_ns := run_queue.next_ns()) is not None:
+                    self.wakeups.wake_run_queue(run_queue, max(next_ns, now_ns + 1))
 
     def _check_overdue(self, now_ns: int) -> None:
         """Give overdue partitions no more batches, and run elsewhere what can be in time there."""
@@ -497,38 +523,65 @@ class Dispatcher:
             if queue.retries:
                 entries = queue.take_retry()
                 self._offer_rest(queue, now_ns)
-                return here, queue, entries, RETRY
+                return self._soonest_of(entries, queue, model, here, now_ns), queue, entries, RETRY
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns + model.nearest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
-            host = here if queue.host is not None else self._host_of(head, model, here, now_ns)
-            estimate = model.estimates[host.kind]
-            choice = self._closing.choose(queue, model, host, now_ns)
-            rows = choice.rows
-            if rows:
-                if not 0 < rows <= estimate.max_rows:
-                    _check_rows(choice, max(estimate.max_rows, head.rows), model)
-                takes = partial(self._takes, queue, model, now_ns)
-                chosen = self._chooser.choose(queue, head, model, choice, host, takes, now_ns)
-                if isinstance(chosen, int):
-                    run_queue.defer(queue, max(chosen, now_ns + 1))
-                    run_queue.wait_for_idle(queue, 0)
-                else:
-                    host, most, from_ns = chosen
-                    if model.by_deadline:
-                        most = self.places.affordable_rows(host, queue, most, from_ns, now_ns)
-                    entries = queue.take(most, from_ns)
-                    self._offer_rest(queue, now_ns)
-                    return host, queue, entries, choice.reason
-            else:
-                if choice.until_ns <= now_ns:
-                    raise wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
-                run_queue.defer(queue, choice.until_ns, choice.wanted_rows)
-                if choice.after_idle_ns is not None:
-                    run_queue.wait_for_idle(queue, choice.after_idle_ns)
+            chosen = self._by_rule_or_policy(run_queue, queue, head, model, here, now_ns)
+            if chosen is not None:
+                return chosen
         return None
+
+    def _by_rule_or_policy(
+        self,
+        run_queue: RunQueue,
+        queue: Queue,
+        head: Entry,
+        model: ModelState,
+        here: PartitionState,
+        now_ns: int,
+    ) -> Chosen | None:
+        """Take a batch as the rule of the plan wants it, else as the policy does; or defer the queue."""
+        stage = head.request.pipeline.stages[head.stage]
+        # Queues that may run on some partitions only, and those that are not ordered by deadline, have no rules.
+        if stage.rule is not None and stage.model is model and model.by_deadline and not (queue.host or queue.only):
+            ruled = self.rules.choose(queue, head, stage, model, here, now_ns)
+            if isinstance(ruled, Hold):
+                run_queue.defer(queue, max(ruled.until_ns, now_ns + 1), ruled.wanted_rows)
+                if ruled.for_idle:
+                    run_queue.wait_for_idle(queue, 0)
+                return None
+            if ruled is not None:
+                entries = queue.take(ruled.rows)
+                self._offer_rest(queue, now_ns)
+                return ruled.partition, queue, entries, ruled.reason
+        host = here if queue.host is not None else self._host_of(head, model, here, now_ns)
+        estimate = model.estimates[host.kind]
+        choice = self._closing.choose(queue, model, host, now_ns)
+        rows = choice.rows
+        if not rows:
+            if choice.until_ns <= now_ns:
+                raise wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
+            run_queue.defer(queue, choice.until_ns, choice.wanted_rows)
+            if choice.after_idle_ns is not None:
+                run_queue.wait_for_idle(queue, choice.after_idle_ns)
+            return None
+        if not 0 < rows <= estimate.max_rows:
+            _check_rows(choice, max(estimate.max_rows, head.rows), model)
+        takes = partial(self._takes, queue, model, now_ns)
+        chosen = self._chooser.choose(queue, head, model, choice, host, takes, now_ns)
+        if isinstance(chosen, int):
+            run_queue.defer(queue, max(chosen, now_ns + 1))
+            run_queue.wait_for_idle(queue, 0)
+            return None
+        host, most, from_ns = chosen
+        if model.by_deadline:
+            most = self.places.affordable_rows(host, queue, most, from_ns, now_ns)
+        entries = queue.take(most, from_ns)
+        self._offer_rest(queue, now_ns)
+        return host, queue, entries, choice.reason
 
     def _host_of(self, head: Entry, model: ModelState, here: PartitionState, now_ns: int) -> PartitionState:
         """The partition that an entry has its place on, if that is as free as its equal `here`.
@@ -545,6 +598,31 @@ class Dispatcher:
         if free is None:
             return host
         return free if free.node is None or head.follows else self.places.locality.nearest_free(model, free, now_ns)
+
+    def _soonest_of(
+        self, entries: list[Entry], queue: Queue, model: ModelState, here: PartitionState, now_ns: int
+    ) -> PartitionState:
+        """The partition for entries to be retried: `here`, unless they would be late there and end sooner elsewhere."""
+        if queue.host is not None or len(model.groups) == 1:
+            return here
+        rows = sum(map(_rows, entries))
+        due_ns = min([entry.stage_deadline_ns for entry in entries])
+
+        def end_ns(host: PartitionState) -> int:
+            took_ns = model.estimates[host.kind].expected_ns(rows) + host.way_ns(model, rows)
+            return host.start_ns(now_ns) + self.hand_off_ns + took_ns
+
+        if end_ns(here) <= due_ns:
+            return here
+        groups = [each for each in model.groups if queue.only in (None, (each.kind, each.price))]
+        others = [
+            host
+            for group in groups
+            if group is not here.group and rows <= model.estimates[group.kind].max_rows
+            for host in [first_available(group, now_ns)]
+            if host is not None
+        ]
+        return min([here, *others], key=end_ns)
 
     def _find_host(
         self, run_queue: RunQueue, queue: Queue, model: ModelState, partition: PartitionState, now_ns: int
@@ -638,27 +716,34 @@ class Dispatcher:
         batch = Batch(
             identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries), way_ns=way_ns
         )
-        if reason is RETRY:
-            mark_copied(batch)
+        batch.is_extra = reason is COMPETE
         self._next_batch += 1
         self.batches[identity] = batch
         for entry in entries:
             entry.batch = batch
         self.places.started(partition, queue, entries, now_ns)
         # An idle partition starts now, even if it is throttled and `free_at_ns` is when it would be within its share.
-        partition.free_at_ns = (partition.start_ns(now_ns) if partition.batches else now_ns) + expected_ns
+        starts_ns = partition.start_ns(now_ns) if partition.batches else now_ns
+        partition.free_at_ns = starts_ns + expected_ns
         partition.batches.append(batch)
+        if reason is RETRY or reason is COMPETE:
+            if any(entry.copies is not None for entry in entries):
+                mark_copied(batch)
+        elif (compete := _stage(entries[0]).config.compete) is not None:
+            self.competition.watch(batch, compete, starts_ns)
         assert partition.group is not None, "a partition that takes a batch has a group"
         if self._stragglers.is_idle and (partition.group.only is None or len(model.groups) > 1):
             self.check_by(self._stragglers.watch(now_ns))
         self.wakeups.run_queues[partition.group].partition_changed(partition)
         if self._sharing.accounts:
             self._sharing.started(partition, now_ns)
-        model.peak_rows = max(model.outstanding, model.peak_rows * PEAK_DECAY)
+        if batch.is_extra:
+            model.extra_rows += rows
+        model.peak_rows = max(model.outstanding - model.extra_rows, model.peak_rows * PEAK_DECAY)
         model.typical_rows += TYPICAL_WEIGHT * (rows - model.typical_rows)
         model.batches += 1
         model.last_dispatch_ns = now_ns
-        if model.config.instances is not None:
+        if queue.host is partition and model.config.instances is not None:
             self.instances.started(partition, queue)
         self._queues.forget_if_empty(queue)
         members = tuple([Member(each.request.identity, each.stage, each.rows, each.row_index) for each in entries])
@@ -673,7 +758,9 @@ class Dispatcher:
             self._chooser.forget(stage)
             if stage.model is not None and stage.model.pipelines == [pipeline]:
                 self.sequences.forget(stage.model.config.key)
+                self.competition.forget(stage.model.config.key)
         self.places.forget(pipeline)
+        self.rules.fallbacks.pop(pipeline.config.name, None)
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
@@ -690,6 +777,11 @@ class Dispatcher:
             requests += queue.waiting
             rows += queue.rows
         return requests, rows
+
+
+def _stage(entry: Entry) -> StageState:
+    """The stage that an entry is of."""
+    return entry.request.pipeline.stages[entry.stage]
 
 
 def _is_open(partition: PartitionState, now_ns: int) -> bool:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from sluice.batcher.dispatch.copies import leaves_it_to_copies, live_copies
 from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
-from sluice.batcher.dispatch.stragglers import leaves_it_to_copies, live_copies
 from sluice.batcher.fleet.speed import fits_elsewhere, ran_out_of_memory
 from sluice.batcher.interface.decisions import AnyDecision
 from sluice.batcher.interface.events import BatchFailed, BatchRevoked, FailureCause

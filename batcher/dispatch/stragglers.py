@@ -6,6 +6,7 @@ its rows run twice.
 
 from __future__ import annotations
 
+from sluice.batcher.dispatch.copies import copied, goes_on, is_superseded, mark_copied
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.state import Batch, Entry, ModelState, PartitionState
 from sluice.models.units import NS_PER_MS
@@ -84,11 +85,11 @@ class Stragglers:
         An entry with a copy that waits, or runs on a partition that is not overdue, has no other one. Nor has an entry
         whose worker was lost while it ran: if it is the cause, it would take the next worker along.
         """
-        batch.copied = True
+        mark_copied(batch)
         entries = [
             entry
             for entry in batch.entries
-            if not entry.request.settled and not is_superseded(entry) and not entry.lost_once and not _goes_on(entry)
+            if not entry.request.settled and not is_superseded(entry) and not entry.lost_once and not goes_on(entry)
         ]
         hosts = self._hosts(batch, batch.partition)
         if not entries or not hosts:
@@ -100,7 +101,7 @@ class Stragglers:
             host.start_ns(now_ns) + host.hand_off_ns + host.way_ns(model, rows) + estimates[host.kind].expected_ns(rows)
             for host in hosts
         )
-        return [_copy(entry, now_ns) for entry in entries if done_ns <= entry.stage_deadline_ns]
+        return [copied(entry, now_ns) for entry in entries if done_ns <= entry.stage_deadline_ns]
 
     def _model(self, batch: Batch) -> ModelState:
         return self._fleet.models[batch.queue_key[0]]
@@ -136,51 +137,3 @@ class Stragglers:
             for host in group.partitions.values()
             if host is not partition and host.ready and not host.overdue
         ]
-
-
-def mark_copied(batch: Batch) -> None:
-    """Record whether a batch of retries has entries with copies."""
-    batch.copied = any(entry.copies is not None for entry in batch.entries)
-
-
-def live_copies(entry: Entry) -> tuple[Entry, ...]:
-    """All copies of an entry that may yet be answered; the entry itself where it has none."""
-    return (entry,) if entry.copies is None else tuple(entry.copies)
-
-
-def is_superseded(entry: Entry) -> bool:
-    """True if another copy of an entry was answered first, or is to be."""
-    return entry.copies is not None and all(each is not entry for each in entry.copies)
-
-
-def supersede(entry: Entry) -> list[Entry]:
-    """Record that an entry has its answer; returns its other copies, which are not wanted any more."""
-    copies = entry.copies
-    if copies is None:
-        return []
-    others = [each for each in copies if each is not entry]
-    copies[:] = [entry]
-    return others
-
-
-def leaves_it_to_copies(entry: Entry) -> bool:
-    """True if an entry whose batch failed need not be retried, since a copy of it waits or runs elsewhere."""
-    if entry.copies is None or not _goes_on(entry):
-        return False
-    entry.copies[:] = [each for each in entry.copies if each is not entry]
-    return True
-
-
-def _goes_on(entry: Entry) -> bool:
-    """True if another copy of an entry waits, or runs on a partition that is not overdue."""
-    others = (each for each in live_copies(entry) if each is not entry)
-    return any(each.batch is None or not each.batch.partition.overdue for each in others)
-
-
-def _copy(entry: Entry, now_ns: int) -> Entry:
-    """A further copy of an entry."""
-    if entry.copies is None:
-        entry.copies = [entry]
-    copy = entry.copy(now_ns)
-    entry.copies.append(copy)
-    return copy

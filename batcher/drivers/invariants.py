@@ -1,6 +1,6 @@
 """The invariants of the scheduler, asserted by tests after every step."""
 
-from sluice.batcher.dispatch.stragglers import is_superseded, live_copies
+from sluice.batcher.dispatch.copies import is_superseded, live_copies
 from sluice.batcher.fleet.partition_group import first_idle
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.queues.priority_queue import PriorityQueue
@@ -78,6 +78,9 @@ def _check_queues(scheduler: Scheduler) -> None:
             outstanding += queue.rows + sum(entry.rows for entry in retried)
         running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue_key[0] == model.config.key)
         assert model.outstanding == outstanding + running, f"{model.config.key}: outstanding rows do not add up"
+        mine = [batch for batch in dispatcher.batches.values() if batch.queue_key[0] == model.config.key]
+        extra = sum(batch.rows for batch in mine if batch.is_extra)
+        assert model.extra_rows == extra, f"{model.config.key}: rows of competing copies do not add up"
 
 
 def _check_batches(scheduler: Scheduler) -> None:

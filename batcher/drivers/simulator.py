@@ -159,6 +159,7 @@ class Simulator:
         self._started_ns: dict[int, tuple[str, int, int, int]] = {}
         self._answers: list[int] = []
         self._arrived: deque[AnyEvent] = deque()
+        self._wake_ns: int | None = None
         self._turns = LoopTurns()
         # The loop took what had come by `_turn_ns`, handles it at `now_ns` and is busy until `_idle_ns`.
         self._turn_ns = 0
@@ -189,6 +190,7 @@ class Simulator:
         following = next(upcoming, None)
         send_ns = self._host.send_ns
         last_ns = 0
+        self._wake_ns = self._scheduler.next_wakeup_ns()
         while True:
             due_ns = self._due_ns(None if following is None else following[0] + send_ns)
             if self._leaving and (due_ns is None or self._leaving[0][0] <= due_ns):
@@ -213,7 +215,7 @@ class Simulator:
         """When the loop has something to do; `following_ns` is when the next request comes."""
         if self._arrived:
             return self._idle_ns
-        due_ns = self._scheduler.next_wakeup_ns()
+        due_ns = self._wake_ns
         if self._planned and (due_ns is None or self._planned[0][0] < due_ns):
             due_ns = self._planned[0][0]
         if following_ns is not None and (due_ns is None or following_ns < due_ns):
@@ -230,35 +232,40 @@ class Simulator:
     def _turn(self, read: int) -> None:
         """One iteration of the loop: what has come is handled at one instant, and what was decided is done."""
         turn_ns = self._turn_ns
-        self.now_ns = self._idle_ns = turn_ns + (self._intake_ns(read) if self._takes_time else 0)
-        if (delay := self._turns.begin(turn_ns)) is not None:
+        # Where the machine takes no time, no turn does, so none is late and none leaves arrivals to the next one.
+        takes_time, scheduler = self._takes_time, self._scheduler
+        self.now_ns = self._idle_ns = turn_ns + (self._intake_ns(read) if takes_time else 0)
+        if takes_time and (delay := self._turns.begin(turn_ns)) is not None:
             self._handle(delay)
         while self._planned and self._planned[0][0] <= turn_ns:
             event = heappop(self._planned)[3]
-            if isinstance(event, _NodeLost):
+            if isinstance(event, BatchCompleted):
+                if self._started_ns.pop(event.batch, None) is None:
+                    continue
+            elif isinstance(event, _NodeLost):
                 self._lose(event)
                 continue
-            if isinstance(event, BatchCompleted) and self._started_ns.pop(event.batch, None) is None:
-                continue
-            if isinstance(event, PartitionReady) and not self._is_wanted(event.partition):
+            elif isinstance(event, PartitionReady) and not self._is_wanted(event.partition):
                 continue
             self._handle(event)
         arrived = self._arrived
         while arrived:
             event = arrived.popleft()
-            is_last = isinstance(event, RequestArrived) and is_spent(event, self.now_ns, self._idle_ns)
+            is_last = takes_time and isinstance(event, RequestArrived) and is_spent(event, self.now_ns, self._idle_ns)
             self._handle(event)
             self._idle_ns += self._host.handle_ns
             if is_last:
                 break
-        wake_ns = self._scheduler.next_wakeup_ns()
-        if wake_ns is not None and wake_ns <= self.now_ns:
-            decisions = self._scheduler.handle_wakeup(self.now_ns)
+        self._wake_ns = scheduler.next_wakeup_ns()
+        if self._wake_ns is not None and self._wake_ns <= self.now_ns:
+            decisions = scheduler.handle_wakeup(self.now_ns)
             self._observe(self.now_ns, None, decisions)
             self._apply(decisions)
+            self._wake_ns = scheduler.next_wakeup_ns()
         if self._answers:
             self._answer()
-        self._turns.end(self._idle_ns, len(arrived))
+        if takes_time:
+            self._turns.end(self._idle_ns, len(arrived))
 
     def _intake_ns(self, arrivals: int) -> int:
         """The time that the loop takes to read the events that have come."""
@@ -345,6 +352,12 @@ class Simulator:
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 self._start(decision)
+            elif isinstance(decision, Settlement):
+                if self._has_nodes:
+                    self.nodes.settled(decision.request)
+                if self._answered is not None:
+                    self._answers.append(decision.request)
+                    self._idle_ns += self._host.handle_ns
             elif isinstance(decision, CombineOutputs):
                 member = decision.member
                 confidences = self._service.combined_confidences(decision)
@@ -353,11 +366,6 @@ class Simulator:
                 self.at(self._turn_ns, CacheMiss(decision.member.request, decision.member.stage))
             elif isinstance(decision, RevokeBatch):
                 self._revoke(decision.batch)
-            elif isinstance(decision, Settlement):
-                self.nodes.settled(decision.request)
-                if self._answered is not None:
-                    self._answers.append(decision.request)
-                    self._idle_ns += self._host.handle_ns
             else:
                 self._arrange(decision)
 

@@ -65,6 +65,7 @@ class LatencyEstimate:
         "_seen",
         "_sizes",
         "_surprise",
+        "_table",
         "_table_cells",
         "_table_sizes",
         "_tail",
@@ -97,6 +98,7 @@ class LatencyEstimate:
         self._observations = 0
         self._efficient = 0
         self._enough = 0
+        self._table: LatencyTable | None = None  # `table`, as long as nothing has changed it
 
     def limit(self, rows: int) -> None:
         """Limit batches to `rows` rows, and to the maximum of the table.
@@ -116,6 +118,7 @@ class LatencyEstimate:
             rest = range(above + 1, min(above + most, largest) + 1)
             self._cell_of[rest.start : rest.stop] = [len(self._profile_ns) - 1] * len(rest)
         self._efficient = 0
+        self._table = None
 
     def profile_ns(self, rows: int) -> int:
         """Latency of a batch of `rows` rows by the measured table alone."""
@@ -181,6 +184,8 @@ class LatencyEstimate:
         self._expect_pauses()
 
     def _expect_pauses(self) -> None:
+        """Renew what is derived from the medians."""
+        self._table = None
         paused_ns = self._mean_above_ns - USUAL_SKEW * self._profile_ns[0] * self._medians[0]
         self._paused_ns = paused_ns if paused_ns > 0 else 0.0
 
@@ -237,8 +242,12 @@ class LatencyEstimate:
 
     @property
     def table(self) -> LatencyTable:
-        """The expected latencies as they are corrected now."""
-        return LatencyTable(tuple((size, max(self.expected_ns(size), 1)) for size in self._sizes))
+        """The expected latencies as they are corrected now; the same object as long as they are the same."""
+        return self._table or self._make_table()
+
+    def _make_table(self) -> LatencyTable:
+        self._table = LatencyTable(tuple((size, max(self.expected_ns(size), 1)) for size in self._sizes))
+        return self._table
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -18,6 +18,9 @@ class RateEstimate:
 
     def take(self, rows: int, elapsed_ns: int) -> float:
         """The rate to expect after `elapsed_ns` more; `rows` counts all rows since the beginning."""
+        if rows == self._rows and not self._level and not self._trend:
+            self._level = 0.0
+            return 0.0
         rate = (rows - self._rows) * NS_PER_S / elapsed_ns
         self._rows = rows
         if self._level is None:

@@ -28,7 +28,8 @@ class Fleet:
     `queues` are those of all models, `policies` the batch policies by model key, `learners` those of them that learn
     from the batches that have run, `nodes` the machines. `wakeups` has the times to reconsider each group. `removals`
     counts the groups that have gone, and `moved` has the partitions, by number, whose models have changed since it was
-    cleared. `stranded` are the models without a running partition for which entries may wait.
+    cleared. `stranded` are the models without a partition that runs them, or was ordered to load them on demand, for
+    which entries may wait.
     """
 
     def __init__(self, spec: SchedulerSpec) -> None:
@@ -291,7 +292,7 @@ class Fleet:
         self.stranded[model] = None
 
     def rescue(self, model: ModelState) -> None:
-        """Record that a model is served again, or has no waiting entries."""
+        """Record that a model is served again or being loaded, or has no waiting entries."""
         del self.stranded[model]
 
 

@@ -6,12 +6,18 @@ A partition opens when its only batch is about to end, so that the next batch is
 from heapq import heappop, heappush
 
 from sluice.batcher.fleet.member_table import enter, leave, note_change, soonest
+from sluice.batcher.interface.plan_data import kind_over
 from sluice.batcher.state import PartitionGroup, PartitionState
 from sluice.models.units import INFINITE_NS
 
 COMPACT_ABOVE = 64
 COMPACT_FACTOR = 8
 """Outdated items are dropped from a heap with more than this many items, and this many per partition."""
+
+
+def planned_kind(group: PartitionGroup) -> str:
+    """The name of a group's kind in plans."""
+    return kind_over(group.kind, group.link.text) if group.link.distance else group.kind
 
 
 def partition_changed(group: PartitionGroup, partition: PartitionState) -> None:

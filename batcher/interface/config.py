@@ -7,6 +7,7 @@ Specs, events and decisions are written to journals. A field or class that was r
 import msgspec
 
 from sluice.batcher.interface.instance_config import InstanceConfig
+from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.batcher.interface.scaling_config import ScalingConfig
 from sluice.models.dynamic_batching import QueuePolicy
@@ -142,6 +143,23 @@ class WhenConfig(msgspec.Struct, frozen=True, rename={"confidence": "verdict"}):
     below: float
 
 
+class CompeteConfig(msgspec.Struct, frozen=True):
+    """The rows of a stage run on up to `copies` partitions, and the first answer counts.
+
+    They run again `after_ns` after the dispatch of their batch (0: at once) or, with a `percentile` in (0, 100), once
+    the batch has taken longer than that percentage of such batches.
+    """
+
+    copies: int
+    after_ns: int = 0
+    percentile: float = 0.0
+
+    @property
+    def batch_key(self) -> str:
+        """The part of the batch keys that keeps the rows of stages with other settings, or none, out of a batch."""
+        return f"compete={self.copies}/{self.after_ns}/{self.percentile:g}"
+
+
 class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts", "uses_cache": "recalls"}):
     """One stage of a pipeline; `model` is None for a combiner.
 
@@ -151,7 +169,8 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     call them otherwise, so that only stages that rename alike share batches. `confidences` are those that a combiner
     reports; a model stage reports its model's. `variants` are all models that may run the stage, `model`
     among them; empty if there is no choice. With `uses_cache` the driver first looks the rows up in the response cache.
-    Of a row of the inputs, `source_bytes` come from other stages, as far as their sizes are fixed.
+    Of a row of the inputs, `source_bytes` come from other stages, as far as their sizes are fixed. With `compete`, its
+    rows may run on several partitions, and share no batch with those of stages that compete otherwise, or not at all.
     """
 
     name: str
@@ -165,6 +184,7 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     renamed: str = ""
     uses_cache: bool = False
     source_bytes: int = 0
+    compete: CompeteConfig | None = None
 
 
 class PipelineConfig(msgspec.Struct, frozen=True):
@@ -238,7 +258,7 @@ class SchedulerSpec(msgspec.Struct, frozen=True):
     """All that a scheduler needs to know before the first event; also the first line of a journal.
 
     With `resizing`, the scheduler resizes partitions by these settings, as far as the driver samples them. The numbers
-    of partitions of the classes in `scaling` follow the load.
+    of partitions of the classes in `scaling` follow the load. Plans are those of `planner`.
     """
 
     models: tuple[ScheduledModel, ...]
@@ -248,3 +268,4 @@ class SchedulerSpec(msgspec.Struct, frozen=True):
     residency: ResidencyConfig = ResidencyConfig()
     resizing: BalanceSettings | None = None
     scaling: ScalingConfig = ScalingConfig()
+    planner: PlannerConfig = PlannerConfig()

@@ -24,6 +24,8 @@ class ReleaseReason(enum.StrEnum):
     """Waiting longer would have missed the head's deadline."""
     RETRY = "retry"
     """It repeats (part of) a batch that failed, or that takes far too long."""
+    COMPETE = "compete"
+    """It has rows that run elsewhere as well, since their stage competes."""
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):

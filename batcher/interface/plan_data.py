@@ -16,11 +16,32 @@ class CostToGo(msgspec.Struct, frozen=True):
     cost: tuple[float, ...]
 
 
+class FixedOption(msgspec.Struct, frozen=True, tag="fixed"):
+    """A stage keeps to batches of `rows` rows on partitions of `kind` until the next plan.
+
+    A batch closes when it is full, or when its first row has waited for `wait_ns`.
+    """
+
+    rows: int
+    kind: str
+    wait_ns: int
+
+
+class GroupSearch(msgspec.Struct, frozen=True, tag="group"):
+    """A stage and those that follow it in its group may take the part `share` of the time that a request has left.
+
+    The rest of its plan is then that of its group only, and its options are ranked without regard to what is free.
+    """
+
+    share: float
+
+
 class StagePlan(msgspec.Struct, frozen=True):
     """One stage of a plan: run `model` (a variant) in batches of `batch` on partitions of `kind`.
 
     `latency_ns` is its predicted 99th percentile, waits included; `cost` of a row it runs for. `rest` is the cost of
     all that follows it, against the time that is left when it ends. A combiner has model and kind "" and takes no time.
+    Without a `rule`, batch size and kind are chosen again at every dispatch, of all that can take work.
     """
 
     model: str
@@ -29,6 +50,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     latency_ns: int
     cost: float
     rest: CostToGo
+    rule: FixedOption | GroupSearch | None = None
 
 
 class PipelinePlan(msgspec.Struct, frozen=True):

@@ -39,6 +39,17 @@ def cheapest_groups(event: RequestArrived, pipeline: PipelineState) -> tuple[lis
     return found, total
 
 
+def most_cost(pipeline: PipelineState, rows: int) -> float:
+    """The most that a request costs, by itself on the dearest partitions, if its stages compete as much as they may."""
+    total = 0.0
+    for stage in pipeline.stages:
+        model, compete = stage.model, stage.config.compete
+        if model is not None and model.groups:
+            copies = 1 if compete is None else compete.copies
+            total += copies * max([stage_cost(model, group, rows) for group in model.groups])
+    return total
+
+
 def affordable_groups(event: RequestArrived, pipeline: PipelineState) -> list[Groups | None]:
     """The groups of each stage that keep the request's cost within its limit if all others are the cheapest."""
     _, least = cheapest_groups(event, pipeline)

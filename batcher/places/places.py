@@ -23,7 +23,8 @@ from sluice.batcher.places.costs import affordable_groups, cheapest_groups
 from sluice.batcher.places.locality import Locality
 from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
 from sluice.batcher.places.price import Opening, larger_later_ns, opening
-from sluice.batcher.places.search import Groups, Search, TooLateError, queue_key
+from sluice.batcher.places.ruled_groups import ruled_groups
+from sluice.batcher.places.search import ComingModels, Groups, Search, TooLateError, queue_key
 from sluice.batcher.places.shares import FORGET_NS, FairShares, part_of_rows, present_gap_ns
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import (
@@ -82,6 +83,8 @@ class Offer:
 
 NO_PLACES = Offer([], 0, 0)
 """For a request that is admitted without places."""
+NONE_COMING: ComingModels = {}
+"""For a request all of whose models are there."""
 
 
 class Refusal(NamedTuple):
@@ -203,7 +206,8 @@ class Places:
             if done_ns > event.deadline_ns:
                 return Refusal(done_ns, is_beyond_share=True)
         allowed: Sequence[Groups | None] = [
-            None if stage.model is None else stage.model.groups for stage in pipeline.stages
+            None if stage.model is None else stage.model.groups if stage.rule is None else ruled_groups(stage)
+            for stage in pipeline.stages
         ]
         if event.max_cost is None:
             return self._search_unless_refused(event, pipeline, allowed, share_ns, now_ns)
@@ -214,6 +218,22 @@ class Places:
         if isinstance(offer, Refusal):
             offer = self._search(event, pipeline, cheapest, share_ns, now_ns)
         return offer
+
+    def find_after_loads(
+        self, event: RequestArrived, pipeline: PipelineState, coming: ComingModels, now_ns: int, kept_ns: int
+    ) -> Offer | Refusal:
+        """As `find`, for a request of a pipeline some of whose models are still being loaded."""
+        if kept_ns:
+            event = msgspec.structs.replace(event, deadline_ns=event.deadline_ns - kept_ns)
+        allowed: list[Groups | None] = []
+        for stage in pipeline.stages:
+            load = None if stage.model is None else coming.get(stage.model)
+            if load is None:
+                allowed.append(None if stage.model is None else ruled_groups(stage))
+            else:
+                assert load.partition.group is not None, "a partition that loads a model has a group"
+                allowed.append([load.partition.group])
+        return self._search(event, pipeline, allowed, now_ns, now_ns, coming)
 
     def _join_last(self, event: RequestArrived, pipeline: PipelineState, now_ns: int, kept_ns: int) -> Offer | None:
         """Join the open batch if it is the last of its partition, which is what most requests of one stage do; O(1)."""
@@ -301,10 +321,11 @@ class Places:
         allowed: Sequence[Groups | None],
         share_ns: int,
         now_ns: int,
+        coming: ComingModels = NONE_COMING,
     ) -> Offer | Refusal:
         # Where it cannot stay with those that it joined in the first stage, it may be in time in a batch of its own.
         for opens in (False,) if pipeline.single else (False, True):
-            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns)
+            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns, coming)
             try:
                 search.run(allowed, opens=opens)
                 break
@@ -313,7 +334,8 @@ class Places:
                 search.undo()
         else:
             return Refusal(max(late.done_ns, event.deadline_ns + 1), pipeline.critical_path_ns if late.stays else 0)
-        if search.opened and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
+        is_warm = search.opened and not coming  # a load is not put off, since later requests need it, too
+        if is_warm and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
             search.undo()
             elsewhere = [
                 None if groups is None else [each for each in groups if each is not postponed.group]
@@ -527,6 +549,8 @@ class Places:
             _exchange(planned, queue, entries)
         batch: PlannedBatch | None = None
         rows, members = 0.0, 0
+        before = planned[0].members if planned else 0
+        vacated: PartitionState | None = None
         for entry in entries:
             request = entry.request
             places = request.places
@@ -539,11 +563,17 @@ class Places:
             if place[0] is not batch:
                 if batch is not None:
                     self._depart(batch, rows, members)
+                    vacated = vacated or _vacated(batch, partition)
                 batch, rows, members = place[0], 0.0, 0
             rows += place[1]
             members += 1
         if batch is not None:
             self._depart(batch, rows, members)
+            vacated = vacated or _vacated(batch, partition)
+        if vacated is not None and planned and planned[0].members == before and _can_run(vacated, planned[0]):
+            # Its time here is taken by those that start, whose time there is free: its rows have not come yet.
+            planned_batches.move(planned[0], vacated)
+            planned = planned[1:]
         if len(planned) > 1 and planned[-1].members:
             planned_batches.merge(planned[-1])
 
@@ -644,6 +674,12 @@ class Places:
 def _in_time_a_late(pipeline: PipelineState) -> int:
     """The number of requests in time for each late one, where the feedback settles."""
     return round(1 / (LATE_PART * (1 - pipeline.config.percentile / 100))) - 1
+
+
+def _vacated(batch: PlannedBatch, partition: PartitionState) -> PartitionState | None:
+    """The partition of a batch that is gone, if that is another one, equal to `partition`."""
+    host = batch.partition
+    return host if not batch.members and host is not partition and host.group is partition.group else None
 
 
 def _can_run(partition: PartitionState, batch: PlannedBatch) -> bool:

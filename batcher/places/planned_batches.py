@@ -301,6 +301,13 @@ def forget_limit(batch: PlannedBatch) -> None:
     batch.limit_ns = batch.latest_ns = INFINITE_NS
 
 
+def tighten(batch: PlannedBatch, latest_ns: int) -> None:
+    """Let a batch end by `latest_ns`, if it may end later."""
+    if latest_ns < batch.latest_ns:
+        batch.limit_ns -= batch.latest_ns - latest_ns
+        batch.latest_ns = latest_ns
+
+
 def move(batch: PlannedBatch, partition: PartitionState) -> None:
     """Plan a batch for another partition."""
     length = batch.length_ns

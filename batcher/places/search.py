@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import sqrt
 from operator import attrgetter
@@ -28,6 +28,7 @@ from sluice.batcher.places.shares import FairShares, cost_ns
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
 from sluice.batcher.state import (
+    ComingModel,
     ModelState,
     PartitionGroup,
     PartitionState,
@@ -50,6 +51,8 @@ OVERLOADED = 1.3
 
 Groups = Sequence[PartitionGroup]
 """The groups on which a stage may have its place."""
+ComingModels = Mapping[ModelState, ComingModel]
+"""The models that no partition holds yet."""
 
 
 class TooLateError(Exception):
@@ -189,11 +192,12 @@ class Search:
     """Takes places for the stages of a request, in topological order; `undo` gives all of them back.
 
     `open_batches` has the batch of each queue that can be joined, `row_gap_ns` tells the average time between the rows
-    of a queue. `done_ns` is the planned end of the request; `waits_ns` is how long that is from now, 0 if it can start
-    at once.
+    of a queue. Stages of `coming` models have their places on the partitions that load these, after the loads.
+    `done_ns` is the planned end of the request; `waits_ns` is how long that is from now, 0 if it can start at once.
     """
 
     __slots__ = (
+        "_coming",
         "_ends_ns",
         "_locality",
         "_now_ns",
@@ -218,6 +222,7 @@ class Search:
         shares: FairShares,
         locality: Locality,
         now_ns: int,
+        coming: ComingModels,
     ) -> None:
         self.event = event
         self._pipeline = pipeline
@@ -226,6 +231,7 @@ class Search:
         self._shares = shares
         self._locality = locality
         self._now_ns = now_ns
+        self._coming = coming
         self._steps: list[_Step] = []
         self._ends_ns: list[int] = []
         self.places: list[Place | None] = []
@@ -262,6 +268,9 @@ class Search:
                 continue
             rows = self.event.rows if share == 1 else self.event.rows * share
             key = queue_key(self.event, stage, model)
+            coming = self._coming.get(model) if self._coming else None
+            if coming is not None:
+                ready_ns = max(ready_ns, coming.ready_ns + self._held_up_ns(stage, coming.partition, key))
             if stage.waits_for:
                 follows = self._follows(stage, model, groups)
                 alone = follows and self._is_opened(stage)
@@ -275,7 +284,8 @@ class Search:
                 # Where partitions are busy, a request that joined others has to stay with them.
                 if joined and ((follows and not alone) or self._stays(key, model, rows)):
                     raise TooLateError(self._now_ns + self._pipeline.critical_path_ns, stays=True)
-                end_ns = self._open_new(stage, model, groups, key, rows, ready_ns, row_gap_ns)
+                only = None if coming is None else coming.partition
+                end_ns = self._open_new(stage, model, groups, key, rows, ready_ns, row_gap_ns, only)
             step = self._steps[-1]
             if end_ns >= self.done_ns:
                 self.done_ns = end_ns
@@ -283,6 +293,26 @@ class Search:
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
             self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
+        if not self._pipeline.single:
+            self._chain()
+
+    def _chain(self) -> None:
+        """Let no stage end after its later stages have to begin where they have their places.
+
+        The deadlines of stages go by the quickest partitions of later ones, which may have places on slower ones.
+        """
+        begins_ns = [0] * len(self.places)
+        for stage in reversed(self._pipeline.stages):
+            index, place = stage.index, self.places[stage.index]
+            due_ns = min([begins_ns[later] for later in stage.dependents], default=INFINITE_NS)
+            if place is None:
+                begins_ns[index] = due_ns
+                continue
+            batch = place[0]
+            if due_ns < INFINITE_NS:
+                end_ns = self._ends_ns[index] - return_ns(batch.partition, batch.model, batch.room)
+                planned_batches.tighten(batch, max(due_ns - batch.partition.hand_off_ns, end_ns))
+            begins_ns[index] = batch.latest_ns - batch.length_ns
 
     def _follows(self, stage: StageState, model: ModelState, groups: Groups) -> bool:
         """True if the batches of a stage are to have the requests of those before it, as one partition runs them all.
@@ -385,10 +415,14 @@ class Search:
         rows: float,
         ready_ns: int,
         row_gap_ns: float,
+        only: PartitionState | None,
     ) -> int:
-        """Open a batch where it ends first; returns its end. Raises TooLateError if that is late."""
+        """Open a batch where it ends first, or on the `only` partition; returns its end.
+
+        Raises TooLateError if that is late.
+        """
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
-        host, order_ns, end_ns, took_ns, merges, _ = self._soonest(stage, model, groups, key, rows, ready_ns)
+        host, order_ns, end_ns, took_ns, merges, _ = self._soonest(stage, model, groups, key, rows, ready_ns, only)
         full_rows = model.full_rows(model.estimates[host.kind])
         gap_ns = 0
         before = [place[0] for source in stage.waits_for if (place := self.places[source]) is not None]
@@ -445,8 +479,33 @@ class Search:
         """True if a batch is late in any case: its members are in no other's way, and those that join set its limit."""
         return batch.latest_ns <= self._now_ns
 
+    def _held_up_ns(self, stage: StageState, partition: PartitionState, key: QueueKey) -> int:
+        """By how much later than its model a stage may start on a partition that loads that.
+
+        Meanwhile the partition runs what is there: a long batch may have just begun, although its deadline is later.
+        Batches with earlier deadlines that had to wait as well are then still to run.
+        """
+        now_ns, order_ns = self._now_ns, self.event.deadline_ns - stage.remaining_path_ns
+        longest_ns = max([batch.expected_ns for batch in partition.batches], default=0)
+        waiting_ns = 0
+        for batch in partition.planned:
+            if batch.queue_key == key:
+                continue
+            if batch.ready_ns > now_ns and batch.order_ns <= order_ns:
+                waiting_ns += batch.length_ns
+            elif batch.length_ns > longest_ns:
+                longest_ns = batch.length_ns
+        return longest_ns + waiting_ns
+
     def _soonest(
-        self, stage: StageState, model: ModelState, groups: Groups, key: QueueKey, rows: float, ready_ns: int
+        self,
+        stage: StageState,
+        model: ModelState,
+        groups: Groups,
+        key: QueueKey,
+        rows: float,
+        ready_ns: int,
+        only: PartitionState | None,
     ) -> _Spot:
         """Where a new batch ends first."""
         now_ns, level = self._now_ns, self._level(model)
@@ -466,17 +525,20 @@ class Search:
                 model, key, rows, ready_ns, deadline_ns, back_ns, wanted_ns, level, alone_ns, full, full_ns, now_ns
             )
             least_ns = min(alone_ns, full_ns) if may_merge else alone_ns
-            found = soonest(
-                group,
-                new.times_on,
-                INFINITE_NS if best is None else best.done_ns - back_ns,
-                -1 if level else wanted_ns,
-                least_ns,
-                ready_ns + least_ns,
-                now_ns,
-            )
+            if only is not None:
+                found: Found | None = (only, new.times_on(only))
+            else:
+                found = soonest(
+                    group,
+                    new.times_on,
+                    INFINITE_NS if best is None else best.done_ns - back_ns,
+                    -1 if level else wanted_ns,
+                    least_ns,
+                    ready_ns + least_ns,
+                    now_ns,
+                )
             if found is not None:
-                if group.link.distance:
+                if group.link.distance and only is None:
                     found = self._nearest(stage, model, found, new.times_on, rows)
                 host, (end_ns, order_ns, took_ns, merges) = found
                 best = _Spot(host, order_ns, end_ns, took_ns, merges, end_ns + back_ns)

@@ -1,16 +1,22 @@
-"""Builds the scheduler's plan: the exact planner on every pipeline, at the rates that were seen."""
+"""Builds the scheduler's plan: its planner on every pipeline, at the rates that were seen."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
 from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
-from sluice.batcher.interface.plan_data import CostToGo, Observed, PipelinePlan, Plan, StagePlan
+from sluice.batcher.interface.plan_data import Observed, PipelinePlan, Plan, StagePlan
+from sluice.batcher.interface.planner_config import PlannerConfig, Replan
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.planner.demand import DemandTable, demand_table
-from sluice.batcher.planner.exact import ExactPlanner
+from sluice.batcher.planner.exact import ExactPlanner, from_here
+from sluice.batcher.planner.fixed_plan import fixed_plan
+from sluice.batcher.planner.group_plan import group_plan
 from sluice.batcher.planner.problem.problem import Problem, path_of
-from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
+from sluice.batcher.planner.registry import DEFAULT, path_planners, planner_of
+from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
 from sluice.batcher.residency.placement import ModelNeed, place_models
 from sluice.models.errors import ConfigError
 
@@ -19,15 +25,18 @@ SELDOM = 0.001
 
 The plan leaves time for the stage where the objective allows it.
 """
-_LEAST_SHARE = 1e-9
-"""A smaller share of rows is as good as none: costs are not divided by it."""
+
+PlanPipeline = Callable[[DemandTable, PipelineConfig, Sequence[Sequence[Candidate]]], PipelinePlan]
+"""The plan of one pipeline from the candidates of its stages."""
 
 
 def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
     """The plans of all pipelines that have an objective and whose models are all known on some partition.
 
-    Pure, and the same for the same arguments; milliseconds a pipeline, so a driver runs it beside its loop.
+    Pure, and the same for the same arguments; milliseconds a pipeline, so a driver runs it beside its loop. Raises
+    ConfigError for a planner that is not known.
     """
+    plan = _planner_of(spec.planner)
     residency = residency_of(spec, observed)
     demand = demand_table(spec, observed, residency)
     plans: list[PipelinePlan] = []
@@ -35,9 +44,11 @@ def build_plan(spec: SchedulerSpec, observed: Observed) -> Plan:
     for pipeline in spec.pipelines:
         if pipeline.slo_ns:
             try:
-                plans.append(_plan_pipeline(demand, pipeline))
+                candidates = pipeline_candidates(demand, pipeline)
             except ConfigError:
                 continue  # a model that is not loaded anywhere yet: its pipelines go by the stages' own latencies
+            try:
+                plans.append(plan(demand, pipeline, candidates))
             except Exception as error:  # any error ends only this pipeline's plan
                 failed[pipeline.name] = f"{type(error).__name__}: {error}"
     return Plan(tuple(plans), residency, failed)
@@ -77,8 +88,19 @@ def _load(demand: DemandTable, model: str, slowest: dict[str, float]) -> dict[st
     return {kind: rate * hosts[kind] / capacity for kind, capacity in capacities.items() if capacity}
 
 
-def _plan_pipeline(demand: DemandTable, pipeline: PipelineConfig) -> PipelinePlan:
-    candidates = pipeline_candidates(demand, pipeline)
+def _planner_of(config: PlannerConfig) -> PlanPipeline:
+    """Plans one pipeline: two planners choose again at every dispatch, all others only here."""
+    if config.replan is Replan.DISPATCH and config.name == DEFAULT:
+        return _exact_plan
+    search = planner_of(config)
+    if config.replan is Replan.DISPATCH and config.name == "esg":
+        return partial(group_plan, search)
+    return partial(fixed_plan, search, path_planners()[config.name])
+
+
+def _exact_plan(
+    demand: DemandTable, pipeline: PipelineConfig, candidates: Sequence[Sequence[Candidate]]
+) -> PipelinePlan:
     problem = problem_of(demand, pipeline, candidates, pipeline.slo_ns)
     usual = _without_seldom(problem)
     planner = ExactPlanner(problem)
@@ -98,7 +120,7 @@ def _plan_pipeline(demand: DemandTable, pipeline: PipelineConfig) -> PipelinePla
                 option.kind,
                 int(stage.latency_ns[choice]),
                 float(stage.cost[choice]),
-                _from_here(rest, stage.probability),
+                from_here(rest, stage.probability),
             )
         )
     bounded = all(choices[0].predicted for choices in candidates)
@@ -112,9 +134,3 @@ def _without_seldom(problem: Problem) -> Problem:
         return problem
     stages = (replace(stage, on_path=stage.on_path and stage.probability > SELDOM) for stage in problem.stages)
     return replace(problem, stages=tuple(stages))
-
-
-def _from_here(rest: CostToGo, probability: float) -> CostToGo:
-    """The cost that is left for a row that has reached a stage, which is above the average over all rows."""
-    share = max(probability, _LEAST_SHARE)
-    return CostToGo(rest.within_ns, tuple(cost / share for cost in rest.cost))

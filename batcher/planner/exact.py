@@ -16,6 +16,9 @@ from sluice.batcher.planner.problem.graph import decompose, is_series_parallel
 from sluice.batcher.planner.problem.problem import Path, Problem, check_problem, path_of
 from sluice.batcher.planner.registry import path_planner
 
+_LEAST_SHARE = 1e-9
+"""A smaller share of rows is as good as none: costs are not divided by it."""
+
 MAX_POINTS = 1000
 """Points of a front, above which time is cut into a grid of half as many cells (see `pareto.thinned`)."""
 
@@ -104,6 +107,12 @@ class ExactPlanner:
         choices = [0] * len(self._problem.stages)
         self._root.choose(within_ns, choices)
         return choices
+
+
+def from_here(rest: CostToGo, probability: float) -> CostToGo:
+    """The cost that is left for a row that has reached a stage, which is above the average over all rows."""
+    share = max(probability, _LEAST_SHARE)
+    return CostToGo(rest.within_ns, tuple(cost / share for cost in rest.cost))
 
 
 @path_planner("exact", "the least cost")

@@ -6,6 +6,7 @@ import msgspec
 
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.interface.resize_data import Ask, CoreStep, Judgement, Reason, Split
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.demand import demand_table
@@ -23,7 +24,7 @@ _replace = msgspec.structs.replace
 
 
 def judge(spec: SchedulerSpec, observed: Observed) -> Judgement | None:
-    """Judge the live plan at the rates that were seen; None while no latency of a model that it needs is known.
+    """Judge the exact plan at the rates that were seen; None while no latency of a model that it needs is known.
 
     A pipeline without an objective is missed only if its rate is too high, a pipeline without traffic never.
     """
@@ -32,7 +33,7 @@ def judge(spec: SchedulerSpec, observed: Observed) -> Judgement | None:
         for each in spec.pipelines
         if observed.rates.get(each.name, 0.0) > 0
     )
-    spec = _replace(spec, pipelines=tuple(pipelines))
+    spec = _replace(spec, pipelines=tuple(pipelines), planner=PlannerConfig())
     plan = build_plan(spec, observed)
     if len(plan.pipelines) < len(spec.pipelines):
         return None

@@ -40,8 +40,9 @@ class AimdSize:
     """Additive increase and multiplicative decrease (Clipper, NSDI'17, §4.3.1), with a band in which nothing changes.
 
     A full batch that took at most the budget adds rows; one that took longer than the target takes a share of its rows
-    away. In between the size stays. Without that band each cycle would end with a batch that is late. A batch of more
-    rows than the size was closed before the last step back, or is one request: that it was late is nothing new.
+    away. In between the size stays. Without that band each cycle would end with a batch that is late. The next batch
+    is closed before one ends: so it is full as well with as many rows as the size had one step before, and one of more
+    rows than the size was closed before the last step back, or is one request, whose being late is nothing new.
     """
 
     def __init__(self, settings: AimdSettings) -> None:
@@ -56,12 +57,11 @@ class AimdSize:
         if took_ns > self._target_ns:
             if rows <= self.rows:
                 self.rows = max(int(rows * self._backoff), 1)
-        elif rows >= self.rows and took_ns <= self._budget_ns:
+        elif rows >= self.rows - self._add and took_ns <= self._budget_ns:
             self.rows += self._add
 
 
 @batch_policy(AimdSettings)
 def build(settings: AimdSettings, limits: Limits) -> LearnedSizePolicy:
     """The policy; each partition of the model has its own controller."""
-    budget_ns = ms_to_ns(settings.target_ms * settings.budget)
-    return LearnedSizePolicy(lambda: AimdSize(settings), budget_ns, settings.max_delay_ms)
+    return LearnedSizePolicy(lambda: AimdSize(settings), settings.max_delay_ms)

@@ -65,6 +65,10 @@ class DeadlinePolicy:
     of additive increase. With two efficient batches queued or more, batches stay efficient even if the head is then
     late: a small batch for the head would lower the rate, and the next heads would be as tight. (Nexus, SOSP'19, drops
     early for the same reason.)
+
+    A stage may use only its share of the time left to the request: its predicted time in proportion to that of all
+    stages still ahead, on the path that leaves it the least (the slack of Llama, SoCC'21). Early stages leave enough
+    for later ones.
     """
 
     by_deadline = True
@@ -124,7 +128,7 @@ class DeadlinePolicy:
         first = queue.first_not_before(ready_ns + estimate.service_ns(1) + context.way_ns(1))
         if first is None:
             return limit
-        left_ns = first.stage_deadline_ns - ready_ns
+        left_ns = self._stage_end_ns(first, context, ready_ns) - ready_ns
         rows = estimate.rows_within(left_ns - context.way_ns(1), limit) or 1
         if context.row_way_ns:
             while rows > 1 and estimate.service_ns(rows) + context.way_ns(rows) > left_ns:
@@ -132,6 +136,17 @@ class DeadlinePolicy:
         if planned := min(first.planned_rows, limit):
             return max(rows, planned)
         return max(rows, estimate.enough_rows) if queue.rows > estimate.efficient_rows else rows
+
+    def _stage_end_ns(self, entry: EntryView, context: BatchContext, since_ns: int) -> int:
+        """The time by which the entry's stage should end: its share of the time that is left from `since_ns` on."""
+        deadline_ns = entry.deadline_ns
+        rest_ns = deadline_ns - entry.stage_deadline_ns
+        if not rest_ns:
+            return deadline_ns
+        estimate = context.estimate
+        own_ns = estimate.service_ns(min(int(context.typical_rows + 0.5), estimate.max_rows) or 1) + self._hand_off_ns
+        own_ns += context.way_ns(max(int(context.typical_rows + 0.5), 1))
+        return min(since_ns + stage_slack_ns(deadline_ns - since_ns, own_ns, rest_ns), entry.stage_deadline_ns)
 
 
 class DeferringPolicy(DeadlinePolicy):
@@ -142,10 +157,8 @@ class DeferringPolicy(DeadlinePolicy):
     that moment. (Symphony, arXiv 2308.07470, defers without this guard.) A batch with most of the best rate
     (`FULL_ENOUGH`) is not deferred: waiting for its last rows would save little and leave it in the way of a burst. It
     starts as with objective `latency`, which gathers briefly where more rows are expected; otherwise batches would
-    never be full during a burst. A lone request waits like any other.
-
-    A stage may use only its share of the time left to the request: its predicted time in proportion to that of all
-    stages still ahead (the slack of Llama, SoCC'21). Early stages leave enough for later ones.
+    never be full during a burst. A lone request waits like any other. The share of a stage is of the time that was left
+    when it began to wait, so that a batch does not wait for what later stages need for theirs.
     """
 
     def choose(self, queue: QueueView, context: BatchContext) -> Choice:
@@ -158,25 +171,23 @@ class DeferringPolicy(DeadlinePolicy):
         best_ns, batch_ns = estimate.service_ns(worthwhile), estimate.service_ns(size)
         if size * (best_ns + self._hand_off_ns) >= FULL_ENOUGH * worthwhile * (batch_ns + self._hand_off_ns):
             return super().choose(queue, context)
+        head = queue.head()
         reserve_ns = estimate.service_ns(pending + 1) + batch_ns + context.way_ns(size)
-        latest_ns = self._stage_end_ns(queue.head(), context) - self._hand_off_ns - reserve_ns
+        latest_ns = self._stage_end_ns(head, context, head.enqueued_ns) - self._hand_off_ns - reserve_ns
         # It yields to nothing: it has left others their turn until now, and has no time left for them from then on.
         if start_ns >= latest_ns:
             return Choice(self._size(queue, context, pending), DEADLINE, yields=False)
         # Other models may keep the partition busy forever, so ask again when a start would just be in time.
         return Choice(0, DEADLINE, context.now_ns + latest_ns - start_ns, yields=False)
 
-    def _stage_end_ns(self, entry: EntryView, context: BatchContext) -> int:
-        """The time by which the entry's stage should end, so that later stages have their shares of the time left."""
-        deadline_ns = entry.deadline_ns
-        rest_ns = deadline_ns - entry.stage_deadline_ns
-        if not rest_ns:
-            return deadline_ns
-        estimate = context.estimate
-        own_ns = estimate.service_ns(min(int(context.typical_rows + 0.5), estimate.max_rows) or 1) + self._hand_off_ns
-        own_ns += context.way_ns(max(int(context.typical_rows + 0.5), 1))
-        allowed_ns = (deadline_ns - entry.enqueued_ns) * own_ns // (own_ns + rest_ns)
-        return min(entry.enqueued_ns + allowed_ns, entry.stage_deadline_ns)
+
+def stage_slack_ns(left_ns: int, own_ns: int, rest_ns: int) -> int:
+    """The part of the time left that a stage may take, in proportion to its own time and that of the longest way on.
+
+    No other way on leaves it less, so that stages which take all that they may are in time on every path
+    (Llama, SoCC'21).
+    """
+    return left_ns * own_ns // (own_ns + rest_ns)
 
 
 @batch_policy(DeadlineSettings)

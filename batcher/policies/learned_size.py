@@ -28,25 +28,25 @@ class LearnedSizePolicy:
     """Takes what waits, first come, first served, up to a size that each partition learns by itself.
 
     A batch that is smaller waits until its first request has waited for `max_delay_ms`. `new_size` makes what a
-    partition begins with, and `budget_ns` is the time that batches are made for.
+    partition begins with.
     """
 
     by_deadline = False
     mixes_keys = False
 
-    def __init__(self, new_size: Callable[[], LearnedSize], budget_ns: int, max_delay_ms: float) -> None:
+    def __init__(self, new_size: Callable[[], LearnedSize], max_delay_ms: float) -> None:
         self._new_size = new_size
-        self._budget_ns = budget_ns
         self._max_delay_ns = ms_to_ns(max_delay_ms)
         self._sizes: dict[str, LearnedSize] = {}
+        self._most = 1
 
     def new_queue(self, model: str, batch_key: str) -> Queue:
         """An empty queue of a batch key."""
         return Queue(model, batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
-        """The rows whose predicted time is within the budget, which is where each partition ends up."""
-        return estimate.rows_within(self._budget_ns, estimate.max_rows) or 1
+        """The largest size that a partition has learned so far."""
+        return min(self._most, estimate.max_rows)
 
     def choose(self, queue: QueueView, context: BatchContext) -> Choice:
         """Close a batch of the partition's size, or of what waits when the delay is over."""
@@ -62,7 +62,13 @@ class LearnedSizePolicy:
 
     def observe(self, partition: str, rows: int, took_ns: int) -> None:
         """As in `LearningPolicy`."""
-        self._size_on(partition).observe(rows, took_ns)
+        size = self._size_on(partition)
+        before = size.rows
+        size.observe(rows, took_ns)
+        if size.rows > self._most:
+            self._most = size.rows
+        elif size.rows < before == self._most:
+            self._most = max(each.rows for each in self._sizes.values())
 
     def sizes(self) -> Mapping[str, int]:
         """As in `LearningPolicy`."""

@@ -75,5 +75,4 @@ class QuantileSize:
 @batch_policy(QuantileSettings)
 def build(settings: QuantileSettings, limits: Limits) -> LearnedSizePolicy:
     """The policy; each partition of the model has its own regression."""
-    budget_ns = ms_to_ns(settings.target_ms * settings.budget)
-    return LearnedSizePolicy(lambda: QuantileSize(settings), budget_ns, settings.max_delay_ms)
+    return LearnedSizePolicy(lambda: QuantileSize(settings), settings.max_delay_ms)

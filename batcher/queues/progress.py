@@ -59,14 +59,21 @@ def planned_order(entry: Entry) -> tuple[int, int]:
 def request_batch_key(event: RequestArrived, config: StageConfig) -> str:
     """As `batch_key_for`, for a stage whose key depends on the request alone."""
     if not config.request_keyed:
-        return ""
-    return f"{config.renamed}|{event.batch_key}" if config.renamed else event.batch_key
+        return "" if config.compete is None else config.compete.batch_key
+    parts = _own_parts(config)
+    return "|".join([*parts, event.batch_key]) if parts else event.batch_key
+
+
+def _own_parts(config: StageConfig) -> list[str]:
+    """The parts of a stage's batch keys that do not depend on the request."""
+    parts = [] if config.compete is None else [config.compete.batch_key]
+    return [*parts, config.renamed] if config.renamed else parts
 
 
 def batch_key_for(request: Request, stage: StageState) -> str:
-    """The key that requests must share to be batched at this stage: the variable dimensions of its inputs."""
+    """The key that requests must share to be batched at this stage: variable dimensions, and how it competes."""
     config = stage.config
-    parts = [config.renamed] if config.renamed else []
+    parts = _own_parts(config)
     if config.request_keyed:
         parts.append(request.arrival.batch_key)
     if config.source_keyed:

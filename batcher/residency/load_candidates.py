@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import QUANTILE
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.fleet.partition_group import start_after_backlog_ns
+from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.residency_config import Eviction, ResidencyConfig
 from sluice.batcher.residency.partition_memory import PartitionMemory, choose_victims
 from sluice.batcher.residency.reconciler import ResidencyReconciler
@@ -162,7 +162,7 @@ class LoadCandidates:
                 return self._may_go(self._models[key], memory, now_ns, LoadPurpose(blocking=True))
             return key not in stays
 
-        return choose_victims(memory.residents(), lacking, config.priority, may_go)
+        return memory.victims(lacking, config.priority, may_go)
 
     @staticmethod
     def _is_absent(memory: PartitionMemory, key: str) -> bool:
@@ -177,9 +177,8 @@ class LoadCandidates:
     @staticmethod
     def _option(memory: PartitionMemory, model: ModelState, load_ns: int, now_ns: int) -> _Option:
         partition = memory.partition
-        assert partition.group is not None, "a partition that was ready has a group"
         ready_ns = memory.loads_end_ns(now_ns) + load_ns
-        start_ns = max(ready_ns, start_after_backlog_ns(partition.group, now_ns))
+        start_ns = max(ready_ns, planned_until_ns(partition, now_ns))
         lacks_memory = memory.free_bytes < model.config.memory_on(partition.kind)
         return _Option(start_ns, lacks_memory, partition.number, ready_ns, memory)
 
@@ -189,8 +188,9 @@ class LoadCandidates:
         Models without requests come first, then models that requests need only at later stages, then models with
         waiting entries. If that is not enough, returns all models that may be evicted.
         """
-        lacking, residents = -memory.free_bytes, memory.residents()
-        if lacking <= 0 or not residents:
+        lacking = -memory.free_bytes
+        residents = sorted(memory.residents()) if lacking > 0 else []
+        if not residents:
             return ()
         most = max(each.priority for each in residents)
         for purpose in (FOR_ADMITTED, LoadPurpose(blocking=True), None):
@@ -212,8 +212,8 @@ class LoadCandidates:
         min_resident_ns, load_ns = self._config.min_resident_ns, self._config.load_ns
         times_ns: list[int] = []
         for memory, coming_ns in coming:
-            if memory.may_get_room(model) and memory.partition.group is not None:
-                backlog_ns = start_after_backlog_ns(memory.partition.group, now_ns)
+            if memory.may_get_room(model):
+                backlog_ns = planned_until_ns(memory.partition, now_ns)
                 ahead = (each for each in self._waiting if each is not model and self._queues.has_work(each))
                 ahead_ns = sum(memory.load_ns(each, load_ns) + min_resident_ns for each in ahead)
                 times_ns.append(max(memory.settled_ns(min_resident_ns, now_ns), backlog_ns) + ahead_ns + coming_ns)
@@ -243,7 +243,7 @@ class LoadCandidates:
             return outweighed and self._may_go(models[key], memory, now_ns, purpose)
 
         lacking = model.config.memory_on(memory.partition.kind) - memory.free_bytes
-        leaving = choose_victims(memory.residents(), lacking, model.config.priority, may_go)
+        leaving = memory.victims(lacking, model.config.priority, may_go)
         if leaving is not None and purpose.asked is not None and sum(map(worth, leaving)) >= purpose.asked:
             return None
         return leaving

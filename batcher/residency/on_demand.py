@@ -24,7 +24,7 @@ from sluice.batcher.residency.load_candidates import (
 from sluice.batcher.residency.partition_memory import PartitionMemory
 from sluice.batcher.residency.prewarm import likely_stages
 from sluice.batcher.residency.reconciler import ResidencyReconciler
-from sluice.batcher.state import UNAVAILABLE_NS, ModelState, PipelineState, StageState
+from sluice.batcher.state import UNAVAILABLE_NS, ComingModel, ModelState, PipelineState, StageState
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 AGAIN_NS = 10 * NS_PER_MS
@@ -40,14 +40,22 @@ PINNED_AGAIN_NS = NS_PER_S
 class Forecast(NamedTuple):
     """The prediction for a request of `pipeline` that needs models to be loaded.
 
-    `wanted` are the models to load, and when each is needed. With a `refusal` some model cannot be loaded.
+    `wanted` are the models to load, and when each is needed. With a `refusal` some model cannot be loaded. `coming`
+    says where and when each missing model will be there; it is empty if that is not certain for all of them. One of
+    them may have to be ordered first, as `candidate` says.
     """
 
     pipeline: PipelineState
     done_ns: int
     model: str
     wanted: list[tuple[int, ModelState]]
+    coming: Mapping[ModelState, ComingModel]
+    candidate: LoadCandidate | None = None
     refusal: LoadRefusal | None = None
+
+
+_Load = ComingModel | LoadCandidate | LoadRefusal
+"""A load in progress, one that can be ordered, or none now."""
 
 
 class Prospect(NamedTuple):
@@ -130,6 +138,7 @@ class OnDemandLoader:
         config = self._config
         likely = {} if config.prewarm is Prewarm.OFF else likely_stages(pipeline, pipeline.roots, config.path)
         wanted: list[tuple[int, ModelState]] = []
+        loads: dict[ModelState, _Load] = {}
         ahead_ns: dict[str, int] = {}
         first, done_ns = "", now_ns
         ends_ns, probabilities = [now_ns] * pipeline.stage_count, [1.0] * pipeline.stage_count
@@ -140,31 +149,34 @@ class OnDemandLoader:
                 (probabilities[source] for source in stage.waits_for), default=1.0
             )
             if model is not None and not model.served:
-                found = self._soonest(model, now_ns, LoadPurpose(pipeline), ahead_ns)
-                refused = isinstance(found, LoadRefusal)
-                if isinstance(found, LoadRefusal):
-                    certain = not stage.waits_for or (probabilities[index] == 1 and not found.passing)
-                    if certain and found.ready_ns is None:
-                        return Forecast(pipeline, 0, model.config.key, wanted, found)
-                    found = found.ready_ns or now_ns + self._load_ns(model)
+                found = loads[model] = loads.get(model) or self._soonest(model, now_ns, pipeline, ahead_ns)
+                ready_ns, refused = found.ready_ns, isinstance(found, LoadRefusal)
+                if isinstance(found, LoadRefusal) and ready_ns is None:
+                    if not stage.waits_for or (probabilities[index] == 1 and not found.passing):
+                        return Forecast(pipeline, 0, model.config.key, wanted, {}, refusal=found)
+                    ready_ns = now_ns + self._load_ns(model)
+                assert ready_ns is not None, "only a refusal may not tell when the model is ready"
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
                 if not stage.waits_for or prewarmed:
                     wanted.append((begin_ns, model))
                 if prewarmed and not refused:
-                    begin_ns = max(begin_ns, found)
+                    begin_ns = max(begin_ns, ready_ns)
                 else:  # when rows arrive: rows for the first stages already wait
-                    begin_ns += found - now_ns
+                    begin_ns += ready_ns - now_ns
                 begin_ns += model.outstanding * self._row_ns(model)
                 first = first or model.config.key
             ends_ns[index] = begin_ns + stage.service_ns(self._hand_off_ns)
             if probabilities[index] > 1 - QUANTILE:
                 done_ns = max(done_ns, ends_ns[index])
-        return Forecast(pipeline, done_ns, first, wanted)
+        return Forecast(pipeline, done_ns, first, wanted, *_certain(pipeline, loads))
 
     def begin(self, forecast: Forecast, now_ns: int) -> None:
         """Load the models that an admitted request needs, each just in time."""
         for need_ns, model in forecast.wanted:
-            self._want(model, need_ns, now_ns, LoadPurpose(forecast.pipeline))
+            if forecast.candidate is None:
+                self._want(model, need_ns, now_ns, LoadPurpose(forecast.pipeline))
+            elif self._coming(model, now_ns) is None:
+                self._order(model, forecast.candidate, now_ns)
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """Load the busiest model of a pipeline on one more partition, after a rejection because models are busy.
@@ -179,7 +191,7 @@ class OnDemandLoader:
             key=lambda step: step[0],
             default=(0, None),
         )
-        if model is None or model.config.instances is not None or self._coming_ns(model, now_ns) is not None:
+        if model is None or model.config.instances is not None or self._coming(model, now_ns) is not None:
             return
         candidate = self._candidates.find(model, now_ns, LoadPurpose(before_ns=start_ns))
         if isinstance(candidate, LoadCandidate):
@@ -192,7 +204,7 @@ class OnDemandLoader:
         Such loads serve later requests, so they evict only models with less demand.
         """
         absent = [model for model, runs in pipeline.expected_runs.items() if runs > 1 - QUANTILE and not model.served]
-        wanted = [model for model in absent if self._coming_ns(model, now_ns) is None]
+        wanted = [model for model in absent if self._coming(model, now_ns) is None]
         if not wanted or left_ns > pipeline.critical_path_ns + sum(map(self._least_load_ns, absent)):
             return
         before = self.loads
@@ -256,13 +268,21 @@ class OnDemandLoader:
         """Record that a load failed; the model may be loaded elsewhere for its waiting entries."""
         if (memory := self.memories.get(name)) is not None:
             memory.dropped(key, now_ns)
+        self._strand((key,))
         self.wake_ns = now_ns
 
     def lost(self, name: str, now_ns: int) -> None:
         """Record that a partition is lost, and its ordered loads with it."""
         if (memory := self.memories.get(name)) is not None:
-            memory.lost()
+            self._strand(memory.lost())
         self.wake_ns = now_ns
+
+    def _strand(self, keys: Iterable[str]) -> None:
+        """Look for other partitions for models that entries wait for, and that are not being loaded any more."""
+        for key in keys:
+            model = self._fleet.models.get(key)
+            if model is not None and not model.served and self._fleet.queues.has_work(model):
+                self._fleet.strand(model)
 
     def due(self, now_ns: int) -> bool:
         """True if it is time for `run_due`."""
@@ -289,7 +309,7 @@ class OnDemandLoader:
 
     def prospect(self, model: ModelState, now_ns: int) -> Prospect:
         """Entries fail if the model cannot be loaded; if that may change, only late entries fail."""
-        if model not in self._refused and model.config.instances is None and self._coming_ns(model, now_ns) is None:
+        if model not in self._refused and model.config.instances is None and self._coming(model, now_ns) is None:
             self.wake_ns = now_ns + 1  # entries for it came after `run_due`
         if (refusal := self._refused.get(model)) is None:
             return Prospect()
@@ -297,7 +317,10 @@ class OnDemandLoader:
 
     def _rescue(self, model: ModelState, now_ns: int) -> None:
         """Load a model that entries wait for, and prewarm the stages that follow."""
-        if model.served or not self._fleet.queues.has_work(model) or self._coming_ns(model, now_ns) is not None:
+        if model.served or not self._fleet.queues.has_work(model):
+            return
+        if self._coming(model, now_ns) is not None:
+            self._fleet.rescue(model)
             return
         if model.config.instances is not None:
             self._rescue_chosen(model, now_ns)
@@ -307,6 +330,7 @@ class OnDemandLoader:
             returning = any(not host.is_gone(now_ns) for host in model.partitions)
             self._refused[model] = refusal._replace(passing=refusal.passing or returning)
             return
+        self._fleet.rescue(model)
         for queue in self._fleet.queues.of(model):
             if queue.live:
                 entry = queue.head()
@@ -349,8 +373,8 @@ class OnDemandLoader:
         """Prewarm the likely successors of a stage that unexpectedly got rows."""
         if self._config.prewarm is Prewarm.OFF or pipeline.single:
             return
-        ready_ns = None if stage.model is None else self._coming_ns(stage.model, now_ns)
-        begin_ns = (ready_ns or now_ns) + stage.service_ns(self._hand_off_ns)
+        coming = None if stage.model is None else self._coming(stage.model, now_ns)
+        begin_ns = (now_ns if coming is None else coming.ready_ns) + stage.service_ns(self._hand_off_ns)
         for index, share in likely_stages(pipeline, [stage], self._config.path).items():
             model = pipeline.stages[index].model
             if index != stage.index and share >= self._config.min_probability and model is not None:
@@ -361,7 +385,7 @@ class OnDemandLoader:
 
     def _want(self, model: ModelState, need_ns: int, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> None:
         """Load a model by the time that it is needed, unless a policy chooses where it is loaded."""
-        if model.served or model.config.instances is not None or self._coming_ns(model, now_ns) is not None:
+        if model.served or model.config.instances is not None or self._coming(model, now_ns) is not None:
             return
         load_ns = self._load_ns(model)
         if self._config.prewarm is Prewarm.JIT and need_ns - load_ns > now_ns:
@@ -374,7 +398,7 @@ class OnDemandLoader:
 
     def _require(self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> LoadRefusal | None:
         """Load a model as soon as possible."""
-        if model.served or self._coming_ns(model, now_ns) is not None:
+        if model.served or self._coming(model, now_ns) is not None:
             return None
         candidate = self._candidates.find(model, now_ns, purpose)
         if isinstance(candidate, LoadRefusal):
@@ -392,27 +416,25 @@ class OnDemandLoader:
             self._reconsider(memory.partition.name, now_ns)
         self.wake_ns = now_ns
 
-    def _soonest(
-        self, model: ModelState, now_ns: int, purpose: LoadPurpose, ahead_ns: dict[str, int]
-    ) -> int | LoadRefusal:
-        """When a model can be loaded, after the loads in `ahead_ns`; adds its own load to them."""
-        if (coming_ns := self._coming_ns(model, now_ns)) is not None:
-            return coming_ns
-        candidate = self._candidates.find(model, now_ns, purpose, ahead_ns)
-        if isinstance(candidate, LoadRefusal):
-            return candidate
-        name = candidate.memory.partition.name
-        ahead_ns[name] = ahead_ns.get(name, 0) + candidate.memory.load_ns(model, self._config.load_ns)
-        return candidate.ready_ns
+    def _soonest(self, model: ModelState, now_ns: int, pipeline: PipelineState, ahead_ns: dict[str, int]) -> _Load:
+        """Where and when a model can be loaded, after the loads in `ahead_ns`; adds its own load to them."""
+        if (coming := self._coming(model, now_ns)) is not None:
+            return coming
+        candidate = self._candidates.find(model, now_ns, LoadPurpose(pipeline), ahead_ns)
+        if isinstance(candidate, LoadCandidate):
+            name = candidate.memory.partition.name
+            ahead_ns[name] = ahead_ns.get(name, 0) + candidate.memory.load_ns(model, self._config.load_ns)
+        return candidate
 
-    def _coming_ns(self, model: ModelState, now_ns: int) -> int | None:
-        """When a load in progress ends; None for a model that is not being loaded."""
+    def _coming(self, model: ModelState, now_ns: int) -> ComingModel | None:
+        """Where a load in progress ends, and when; None for a model that is not being loaded."""
         key = model.config.key
-        found: int | None = None
+        found: ComingModel | None = None
         for name in self._residency.loaders(key):
             if (memory := self.memories.get(name)) is not None:
                 ready_ns = memory.ready_ns(key, now_ns)
-                found = ready_ns if found is None else min(found, ready_ns)
+                if found is None or ready_ns < found.ready_ns:
+                    found = ComingModel(memory.partition, ready_ns)
         return found
 
     def _load_ns(self, model: ModelState) -> int:
@@ -425,6 +447,33 @@ class OnDemandLoader:
     @staticmethod
     def _row_ns(model: ModelState) -> int:
         return min((model.row_ns(kind) for kind in model.estimates), default=0)
+
+
+def _certain(
+    pipeline: PipelineState, loads: Mapping[ModelState, _Load]
+) -> tuple[Mapping[ModelState, ComingModel], LoadCandidate | None]:
+    """Where and when missing models will be there, and the one load to be ordered for that.
+
+    It is certain where all are being loaded, or all except one of a first stage: the room for a second load, or for a
+    later one, is not known before the first one is ordered.
+    """
+    coming: dict[ModelState, ComingModel] = {}
+    candidate: LoadCandidate | None = None
+    for model, load in loads.items():
+        if (
+            isinstance(load, LoadCandidate)
+            and candidate is None
+            and any(model is root.model for root in pipeline.roots)
+        ):
+            candidate = load
+            coming[model] = ComingModel(load.memory.partition, load.ready_ns)
+        elif isinstance(load, ComingModel):
+            coming[model] = load
+        else:
+            return {}, None
+        if coming[model].partition.kind not in model.estimates:
+            return {}, None
+    return coming, candidate
 
 
 class NoOnDemandLoading:

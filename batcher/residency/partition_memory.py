@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +17,8 @@ from sluice.models.units import INFINITE_NS
 
 LOAD_WEIGHT = 0.3
 """Weight of one load in the smoothed load time of a model."""
+COMPACT_ABOVE = 64
+"""The models by their last use are listed again when the list has this many more than twice as many items."""
 PRECISION_BYTES = 1 << 20
 """Smaller increases of a model's memory are ignored: the memory of a process varies by some hundred KiB."""
 
@@ -47,12 +50,17 @@ class PartitionMemory:
         memories: Mapping[str, PartitionMemory],
     ) -> None:
         self.partition: PartitionState = fleet.partitions[config.name]
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._pinned: dict[str, ModelState] = {}
+        self._priorities: dict[int, int] = {}
+        self._listed: dict[str, int] = {}
+        self._by_use: list[tuple[int, int, str, int]] = []
+        self._serial = 0
         self.allow(config)
         self._fleet = fleet
         self._residency = residency
         self._memories = memories
         self._loading = residency.loading(config.name)
-        self._held_bytes = 0
         self._since: dict[str, tuple[int, int]] = {}
         self._ordered_ns: dict[str, int] = {}
         self._ready_ns: dict[str, int] = {}
@@ -63,7 +71,13 @@ class PartitionMemory:
         """Set the models that may be here, and the bytes for them."""
         self._allowed = None if config.models is None else frozenset(config.models)
         self.capacity = config.memory_bytes
-        self._held: frozenset[str] | None = None
+        self._held = frozenset[str]()
+        self._held_bytes = 0
+        self._sizes.clear()
+        self._pinned.clear()
+        self._priorities.clear()
+        self._listed.clear()
+        self._by_use.clear()
 
     @property
     def loads(self) -> int:
@@ -73,19 +87,45 @@ class PartitionMemory:
     @property
     def free_bytes(self) -> int:
         """Bytes that are free, and stay free once all orders are carried out."""
-        held = self.partition.models
-        if held is not self._held:
-            self._held = held
-            self._held_bytes = sum(map(self._bytes, held))
-            self._since = {key: since for key, since in self._since.items() if key in held}
+        self._follow()
         coming = self._loading | self._residency.pending(self.partition.name)
         return self.capacity - self._held_bytes - sum(map(self._bytes, coming))
 
+    def _follow(self) -> None:
+        """Look at the models that have come and gone since the last time; O(those), after `allow` O(models)."""
+        held, before = self.partition.models, self._held
+        if held is before:
+            return
+        self._held = held
+        for key in sorted(before - held):
+            priority, taken = self._sizes.pop(key)
+            self._held_bytes -= taken
+            self._priorities[priority] -= taken
+            self._pinned.pop(key, None)
+            del self._listed[key]
+        for key in sorted(self._since.keys() - held):
+            del self._since[key]
+        for key in sorted(held - before):
+            model = self._fleet.models[key]
+            priority, taken = self._sizes[key] = model.config.priority, self._bytes(key)
+            self._held_bytes += taken
+            self._priorities[priority] = self._priorities.get(priority, 0) + taken
+            if model.config.pinned:
+                self._pinned[key] = model
+            self._serial = self._listed[key] = self._serial + 1
+            heappush(self._by_use, (priority, model.last_used_ns, key, self._serial))
+        if len(self._by_use) > COMPACT_ABOVE + 2 * len(held):
+            self._by_use = [item for item in self._by_use if self._listed.get(item[2]) == item[3]]
+            heapify(self._by_use)
+
     def may_get_room(self, model: ModelState) -> bool:
         """True if a model would fit after the eviction of all models that may be evicted for it."""
-        going = {each.key for each in self.residents() if each.priority <= model.config.priority}
-        stays_bytes = sum(self._bytes(key) for key in self.partition.models if key not in going)
-        return stays_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
+        self._follow()
+        most = model.config.priority
+        stay_bytes = sum([taken for priority, taken in self._priorities.items() if priority > most])
+        pinned = [each for each in self._pinned.values() if each.config.priority <= most and self._stays(each)]
+        stay_bytes += sum([self._sizes[each.config.key][1] for each in pinned])
+        return stay_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
 
     def may_hold(self, model: ModelState) -> bool:
         """True if a model may ever be here."""
@@ -144,11 +184,13 @@ class PartitionMemory:
         self._ordered_ns.pop(key, None)
         self._last_load_ns = now_ns
 
-    def lost(self) -> None:
-        """Drop all orders, since the worker is gone."""
+    def lost(self) -> list[str]:
+        """Drop all orders, since the worker is gone; returns the models that were being loaded."""
+        loading = sorted(self._loading)
         self._ready_ns.clear()
         self._ordered_ns.clear()
         self._since.clear()
+        return loading
 
     def young(self, model: ModelState, min_resident_ns: int, now_ns: int) -> bool:
         """True if a model was loaded only recently and has run no batch."""
@@ -177,6 +219,34 @@ class PartitionMemory:
             if not model.config.pinned or not self._stays(model)
         ]
 
+    def victims(self, lacking_bytes: int, priority: int, may_go: Callable[[str], bool]) -> tuple[str, ...] | None:
+        """The models here that `choose_victims` chooses."""
+        residents = self._by_last_use()
+        try:
+            return choose_victims(residents, lacking_bytes, priority, may_go)
+        finally:
+            residents.close()
+
+    def _by_last_use(self) -> Generator[Resident, None, None]:
+        """As `residents`, in their order, which is known only as far as it is asked for."""
+        self._follow()
+        models, waiting = self._fleet.models, self._by_use
+        passed: list[tuple[int, int, str, int]] = []
+        try:
+            while waiting:
+                priority, used_ns, key, serial = waiting[0]
+                if self._listed.get(key) != serial:
+                    heappop(waiting)
+                elif (last_used_ns := models[key].last_used_ns) != used_ns:
+                    heapreplace(waiting, (priority, last_used_ns, key, serial))
+                else:
+                    passed.append(heappop(waiting))
+                    if key not in self._pinned or not self._stays(models[key]):
+                        yield Resident(priority, used_ns, key, self._sizes[key][1])
+        finally:
+            for item in passed:
+                heappush(waiting, item)
+
     def _stays(self, model: ModelState) -> bool:
         """True if the copy of a pinned model here stays: the copy that leaves the most room for large models."""
 
@@ -200,11 +270,12 @@ def choose_victims(
 ) -> tuple[str, ...] | None:
     """The models to evict for a model of that `priority` to free `lacking_bytes`; None if too few may be evicted.
 
-    No model of a higher priority is evicted. `may_go` is called for as few models as possible.
+    The `residents` are in their order. No model of a higher priority is evicted. `may_go` is called for as few models
+    as possible.
     """
     chosen: list[Resident] = []
     freed = 0
-    for resident in sorted(residents):
+    for resident in residents:
         if freed >= lacking_bytes or resident.priority > priority:
             break
         if may_go(resident.key):

@@ -138,7 +138,8 @@ class ResidencyReconciler:
 
     def pending(self, name: str) -> frozenset[str]:
         """The extra models that a partition has not loaded yet, for which it needs room."""
-        return self._extra.get(name, _NOTHING).difference(self._fleet.partitions[name].models, self._loads.of(name))
+        extra = self._extra.get(name)
+        return extra.difference(self._fleet.partitions[name].models, self._loads.of(name)) if extra else _NOTHING
 
     def replace(self, name: str, model: str, leaving: tuple[str, ...]) -> None:
         """Replace the models in `leaving` on a running partition by a model.

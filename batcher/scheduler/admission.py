@@ -76,7 +76,7 @@ class Admission:
         if nbytes and (short := self._memory.refusal(pipeline.number, nbytes)) is not None:
             reason = f"needs {nbytes} bytes of tensor memory; {short}"
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
-        if pipeline.degraded and (judged := self._judge_degraded(event, pipeline, now_ns)) is not None:
+        if pipeline.degraded and (judged := self._judge_degraded(event, pipeline, now_ns, wait_ns)) is not None:
             return judged
         self._places.count(event, pipeline, now_ns)
         if pipeline.has_sequences:
@@ -87,7 +87,7 @@ class Admission:
         return self._judge_late(event, pipeline, now_ns, places, wait_ns)
 
     def _judge_degraded(
-        self, event: RequestArrived, pipeline: PipelineState, now_ns: int
+        self, event: RequestArrived, pipeline: PipelineState, now_ns: int, wait_ns: int
     ) -> RejectRequest | Offer | None:
         """Judge a request whose models are not all there; None if they are there, or soon."""
         forecast = self._loader.forecast(pipeline, now_ns)
@@ -96,16 +96,19 @@ class Admission:
             if start is not None:
                 return self._judge_start(event, start, now_ns)
         if forecast is not None:
-            return self._judge_cold(event, pipeline, forecast, now_ns)
+            return self._judge_cold(event, pipeline, forecast, now_ns, wait_ns)
         if (missing := self._unavailable(pipeline, now_ns)) is not None:
             reason = f"no partition holds model {missing}"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         return None
 
     def _judge_cold(
-        self, event: RequestArrived, pipeline: PipelineState, forecast: Forecast, now_ns: int
+        self, event: RequestArrived, pipeline: PipelineState, forecast: Forecast, now_ns: int, wait_ns: int
     ) -> RejectRequest | Offer:
-        """Admit a request that is in time after loading its models; it has no place before they are loaded."""
+        """Admit a request that is in time after loading its models.
+
+        It has places where these are being loaded, or none if it is not certain yet where that is.
+        """
         loader = self._loader
         if forecast.refusal is not None:
             reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
@@ -117,6 +120,13 @@ class Admission:
         done_ns = forecast.done_ns
         for _, model, rest_ns in pipeline.steps:
             done_ns = max(done_ns, min(start_after_backlog_ns(group, now_ns) for group in model.groups) + rest_ns)
+        places = NO_PLACES
+        if done_ns <= event.deadline_ns and forecast.coming:
+            found = self._places.find_after_loads(event, pipeline, forecast.coming, now_ns, wait_ns)
+            if isinstance(found, Offer):
+                places = found
+            else:
+                done_ns = found.done_ns + wait_ns
         if done_ns > event.deadline_ns:
             left_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
             reason = (
@@ -126,7 +136,7 @@ class Admission:
             loader.note_rejection(pipeline, event.deadline_ns - now_ns, now_ns)
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
         loader.begin(forecast, now_ns)
-        return NO_PLACES
+        return places
 
     def _judge_start(self, event: RequestArrived, start: PartitionStart, now_ns: int) -> RejectRequest | Offer:
         """Admit a request that is in time after the start of a partition; it has no place before that is up."""

@@ -62,7 +62,8 @@ class MemoryShares:
         after = before + nbytes
         self.used_bytes += nbytes
         part = self._part_bytes
-        self._beyond_bytes += max(after - part, 0) - max(before - part, 0)
+        if after > part or before > part:
+            self._beyond_bytes += max(after - part, 0) - max(before - part, 0)
         if after:
             self._taken[owner] = after
         else:

@@ -84,8 +84,8 @@ class PartitionEvents:
     def partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a partition's worker is gone."""
         self.scaler.lost(event.partition, now_ns)
+        self.loader.lost(event.partition, now_ns)  # first: what is being loaded is known there
         self.residency.lost(event.partition, now_ns)
-        self.loader.lost(event.partition, now_ns)
         self._dispatcher.lost(event.partition, now_ns, is_node_lost=event.is_node_lost)
         self.loader.check_pinned(now_ns)
         self._replanner.changed()

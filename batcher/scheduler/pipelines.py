@@ -20,6 +20,7 @@ from sluice.batcher.interface.events import (
     PlanBuilt,
     ServingChanged,
 )
+from sluice.batcher.interface.planner_config import Replan
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.places.planned_batches import DEVIATIONS
 from sluice.batcher.residency.placement import NewPlacement, find_room, model_needs
@@ -62,7 +63,8 @@ class PipelineRegistry:
         self.replanner: Replanner | NoReplanner = NoReplanner()
         if planned:
             on_demand = spec.residency.loading is Loading.DEMAND
-            self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand)
+            once = spec.planner.replan is Replan.ONCE
+            self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand, once=once)
         self.resizer: Resizer | NoResizer = NoResizer()
         if spec.resizing is not None:
             self.resizer = Resizer(spec.resizing, self._fleet, self.pipelines, self.replanner, lambda: self.spec)
@@ -230,7 +232,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
             None if stage.model is None else models[stage.model],
             waits_for[index],
             [later for later, sources in enumerate(waits_for) if index in sources],
-            stage.request_keyed or stage.source_keyed,
+            stage.request_keyed or stage.source_keyed or stage.compete is not None,
         )
         for index, stage in enumerate(config.stages)
     ]

@@ -34,15 +34,20 @@ class Replanner:
 
     One plan is built at a time. From `next_ns` on, any wake-up calls `review`: rates and latencies change only with
     events. With `for_objectives`, plans do not place models, and only pipelines with an
-    objective use them. `in_force` is None before the first plan.
+    objective use them. With `once`, a plan at a rate stands until partitions or models change. `in_force` is None
+    before the first plan.
     """
 
-    def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False, once: bool = False
+    ) -> None:
         self._for_objectives = for_objectives
+        self._moved = _came_up if once else _moved
         self._needed = not for_objectives or _have_objectives(pipelines.values())
         self._fleet = fleet
         self._pipelines = pipelines
         self.in_force: PlanInForce | None = None
+        self._branching = _branching(pipelines)
         self._planned: Observed | None = None
         self._building: int | None = None
         self._next_build = 1
@@ -78,6 +83,7 @@ class Replanner:
         """Request a new plan after a change of the pipelines or models; a plan in progress is dropped."""
         self._void = self._building
         self._needed = not self._for_objectives or _have_objectives(self._pipelines.values())
+        self._branching = _branching(self._pipelines)
         self.changed()
 
     def stand_in(self) -> None:
@@ -104,7 +110,7 @@ class Replanner:
             self.next_ns = self._reviewed_ns + REVIEW_NS
             return None
         observed = self.observe(now_ns, elapsed_ns if elapsed_ns >= REVIEW_NS else None)
-        moved = self._outdated or self._planned is None or _moved(self._planned, observed, self._refused)
+        moved = self._outdated or self._planned is None or self._moved(self._planned, observed, self._refused)
         if elapsed_ns >= REVIEW_NS:
             self._reviewed_ns = now_ns
             self._refused.clear()
@@ -132,6 +138,7 @@ class Replanner:
             pipeline = self._pipelines[planned.pipeline]
             for stage, stage_plan in zip(pipeline.stages, planned.stages, strict=True):
                 stage.cost_to_go = stage_plan.rest
+                stage.rule = stage_plan.rule
                 stage.plan_changes += 1
                 if stage.model is not None and stage_plan.model != stage.model.config.key:
                     chosen = self._fleet.models[stage_plan.model]
@@ -179,11 +186,7 @@ class Replanner:
                 if model.estimates
             },
             rates,
-            {
-                name: tuple(stage.run_probability for stage in pipeline.stages)
-                for name, pipeline in self._pipelines.items()
-                if any(stage.config.when is not None for stage in pipeline.stages)
-            },
+            {name: tuple(stage.run_probability for stage in self._pipelines[name].stages) for name in self._branching},
             {
                 name: () if partition.group is None else held[partition.group]
                 for name, partition in self._fleet.partitions.items()
@@ -234,6 +237,18 @@ def _have_objectives(pipelines: Iterable[PipelineState]) -> bool:
     return any(pipeline.config.slo_ns for pipeline in pipelines)
 
 
+def _branching(pipelines: dict[str, PipelineState]) -> list[str]:
+    """The pipelines with stages that do not run for all rows."""
+    return [
+        name for name, pipeline in pipelines.items() if any(stage.config.when is not None for stage in pipeline.stages)
+    ]
+
+
+def _came_up(before: Observed, now: Observed, refused: Collection[str]) -> bool:
+    """True if partitions have gone, or a pipeline has its first rows."""
+    return now.gone != before.gone or any(rate and not before.rates.get(name) for name, rate in now.rates.items())
+
+
 def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:
     """True if the input of a plan has changed by more than a threshold.
 
@@ -243,6 +258,8 @@ def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:
         return True
     for name, rate in now.rates.items():
         known = before.rates.get(name, 0.0)
+        if rate == known:
+            continue
         by_chance = 0.0 if name in refused and known < 1 else CHANCE * math.sqrt(max(rate, known, 1.0))
         if abs(rate - known) > max(RATE_CHANGE * known, by_chance):
             return True
@@ -253,6 +270,8 @@ def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:
     for key, tables in now.tables.items():
         for kind, table in tables.items():
             known_table = before.tables.get(key, {}).get(kind)
+            if known_table is table:
+                continue
             if known_table is None or len(known_table.cells) != len(table.cells):
                 return True
             cells = zip(table.cells, known_table.cells, strict=True)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from sluice.batcher.dispatch.copies import is_superseded, live_copies, supersede
 from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
 from sluice.batcher.dispatch.retries import Failures
-from sluice.batcher.dispatch.stragglers import is_superseded, live_copies, supersede
 from sluice.batcher.dispatch.timeouts import REASONS, TimeoutCause
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.speed import observe_batch, observe_hand_off
@@ -377,6 +377,8 @@ class Scheduler:
         model = self.dispatcher.models[batch.queue_key[0]]
         took_ns = event.ended_ns - event.started_ns
         observe_batch(model, batch.kind, batch.rows, took_ns)
+        if self.dispatcher.competition.learns:
+            self.dispatcher.competition.ran(batch, took_ns)
         if self._learners and (learner := self._learners.get(batch.queue_key[0])) is not None:
             learner.observe(partition.name, batch.rows, took_ns)
         if model.config.sequences is not None:

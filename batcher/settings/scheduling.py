@@ -12,6 +12,7 @@ from sluice.batcher.policies.base import AnyPolicySettings
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.registry import batch_policies, decode_policy, policy_settings
 from sluice.batcher.policies.timeout import TimeoutConfig
+from sluice.batcher.settings.planner import PlannerSettings
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.models.conversion import NO_LINES, convert
 from sluice.models.errors import ConfigError
@@ -78,13 +79,12 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: expected a finite price of at least 0, got {price:g}")
 
     def per_second(self, partition: Partition) -> float:
-        """The price of a second of a partition: its own price, else by its cores or share of a GPU."""
+        """The price of a second of a partition: its own price, else by its cores and its share of a GPU."""
         if partition.price is not None:
             return partition.price / _SECONDS_PER_HOUR
-        if isinstance(partition, CpuPartition):
-            hour = self.core_hour * len(partition.cores)
-        else:
-            hour = self.gpu_hour * partition.gpu_share
+        hour = self.core_hour * len(partition.cores)
+        if not isinstance(partition, CpuPartition):
+            hour += self.gpu_hour * partition.gpu_share
         return hour / _SECONDS_PER_HOUR
 
 
@@ -102,6 +102,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     residency: ResidencySettings = ResidencySettings()
     limits: LimitSettings = LimitSettings()
     prices: PriceSettings = PriceSettings()
+    planner: PlannerSettings = PlannerSettings()
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:

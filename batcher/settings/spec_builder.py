@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from sluice.batcher.interface.config import (
+    CompeteConfig,
     ConfidenceSpec,
     Limits,
     PartitionConfig,
@@ -15,8 +16,10 @@ from sluice.batcher.interface.config import (
     WhenConfig,
 )
 from sluice.batcher.interface.instance_config import InstanceConfig
+from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.policies.deadline import DeadlineSettings
-from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Late, Pipeline, Stage
+from sluice.models.errors import ConfigError
+from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Compete, Late, Pipeline, Stage
 from sluice.models.sequence_batching import ControlKind
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spec import ModelSpec
@@ -41,6 +44,7 @@ def build_spec(
     confidences_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
     uses_cache: bool = False,
     instances: Mapping[str, InstanceConfig] | None = None,
+    planner: PlannerConfig | None = None,
 ) -> SchedulerSpec:
     """The spec from which the live gateway and the simulator both build their scheduler.
 
@@ -74,7 +78,29 @@ def build_spec(
         tuple(_pipeline_config(pipeline, specs, confidences, uses_cache) for pipeline in pipelines),
         tuple(partitions),
         limits or Limits(),
+        planner=planner or PlannerConfig(),
     )
+
+
+def check_competition(pipelines: Iterable[PipelineConfig], partitions: Sequence[PartitionConfig]) -> None:
+    """Raise ConfigError for a stage that is to compete on more partitions than may hold its model.
+
+    A model that no partition names yet may go to each that is not fixed.
+    """
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            if stage.compete is None or stage.model is None:
+                continue
+            for key in stage.variants or (stage.model,):
+                named = [each for each in partitions if each.models is not None and key in each.models]
+                open_to_all = [each for each in partitions if each.models is None]
+                hosts = len(named) + len(open_to_all) if named else sum(not each.fixed for each in partitions)
+                if hosts < stage.compete.copies:
+                    count = "1 partition" if hosts == 1 else f"{hosts} partitions"
+                    raise ConfigError(
+                        f"pipeline {pipeline.name}: stages.{stage.name}.compete: {count} may hold model {key}; "
+                        f"expected at least {stage.compete.copies}, one for each copy"
+                    )
 
 
 def _sequences(spec: ModelSpec) -> SequenceConfig | None:
@@ -149,12 +175,19 @@ def _pipeline_config(
                 _renamed(stage, variable, index),
                 stage.name in cached,
                 _source_bytes(stage, specs),
+                _compete(stage.compete),
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
     late = Late.SERVE if pipeline.late is None else pipeline.late
     percentile = PERCENTILE if pipeline.percentile is None else pipeline.percentile
     return PipelineConfig(pipeline_key(pipeline), tuple(configs), late, slo_ns, pipeline.weight, percentile)
+
+
+def _compete(compete: Compete | None) -> CompeteConfig | None:
+    if compete is None:
+        return None
+    return CompeteConfig(compete.copies, ms_to_ns(compete.after_ms), compete.percentile)
 
 
 def _combiner_confidences(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]:

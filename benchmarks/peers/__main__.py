@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds (default 5)")
     parser.add_argument("--quick", action="store_true", help="short runs, to see that all works")
     parser.add_argument(
-        "--minutes", type=float, default=70.0, help="start no server when so long has been measured (default 70)"
+        "--minutes", type=float, default=120.0, help="start no server when so long has been measured (default 120)"
     )
     parser.add_argument("--out", type=Path, default=EVIDENCE, metavar="DIR", help="folder of peers.md and peers.json")
     options = parser.parse_args(arguments)

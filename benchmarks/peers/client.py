@@ -16,6 +16,7 @@ from benchmarks.peers.running import RunningPeer
 from benchmarks.peers.workload import SLO_MS, Model, Rows
 from benchmarks.support.processes import pinned
 from sluice.loadgen.cli.main import main
+from sluice.loadgen.records.validity import CLIENT_LIMIT
 
 CORE = 1
 PRIORITY = 10
@@ -152,7 +153,7 @@ class Client:
         report = self._measured("run", "--rate", f"{rate}", "--queries", str(queries), "--warmup", "0.1")
         cpu_us = (self._server.cpu_ns() - before) / 1e3 / queries
         met = report["metrics"]["attainment"]
-        late = bool(report["validity"]["reasons"])
+        late = any(reason.startswith(CLIENT_LIMIT) for reason in report["validity"]["reasons"])
         return {"rate": rate, **_latency(report), "in_time": met, "cpu_us": cpu_us, "client_late": late}
 
     def highest_rate(self, start: float, effort: Effort) -> dict[str, Any]:

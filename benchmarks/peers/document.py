@@ -79,7 +79,7 @@ def _lines(results: Results) -> Iterator[str]:
     yield "# Beside other servers"
     yield ""
     yield "```sh"
-    yield "make peers    # installs each server into an environment of its own, measures for an hour, writes this page"
+    yield "make peers    # installs each server into an environment of its own, measures 90 minutes, writes this page"
     yield "```"
     yield ""
     yield from _method(results)
@@ -157,12 +157,12 @@ def _method(results: Results) -> Iterator[str]:
         for measured in protocols.values()
         for fixed in measured.get("fixed", ())
     ]
-    if late:
+    if any(late):
         share = f"{np.mean(late):.0%}".replace("%", " %")
         yield ""
         yield (
-            f"In {share} of the runs at fixed rates the load generator called the run invalid, mostly as the client "
-            "itself was late: other work of the machine took its core. The latencies of these runs are upper bounds."
+            f"In {share} of the runs at fixed rates the client itself was late. The latencies of these runs are upper "
+            "bounds."
         )
     yield ""
     yield "| model | | fixed rates |"

@@ -153,11 +153,11 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.price is not None:
             return self.price / _SECONDS_PER_HOUR
         kind = parse_kind(self.profile_kind) or PartitionKind()
-        hour = prices.core_hour * kind.cores
+        hour = prices.core_hour * (kind.cores + kind.host_cores)
         if kind.profile:
-            hour = prices.gpu_hour * share_of_gpu(kind.profile)
+            hour += prices.gpu_hour * share_of_gpu(kind.profile)
         elif kind.percent:
-            hour = prices.gpu_hour * kind.percent / 100
+            hour += prices.gpu_hour * kind.percent / 100
         return hour / _SECONDS_PER_HOUR
 
 

@@ -9,7 +9,14 @@ from sluice.batcher.policies.base import AnyPolicySettings
 from sluice.batcher.policies.registry import batch_policies
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.models.pipelines.family import FamilyKeys, VariantKeys
-from sluice.models.pipelines.file import CombinerStage, FamilyStage, ModelStage, OutputKeys, PipelineKeys
+from sluice.models.pipelines.file import (
+    CombinerStage,
+    CompeteKeys,
+    FamilyStage,
+    ModelStage,
+    OutputKeys,
+    PipelineKeys,
+)
 from sluice.models.pipelines.pipeline import When
 from sluice.models.spelling import BOOLEANS
 from sluice.models.units import unit_of
@@ -35,7 +42,7 @@ def server_schema() -> dict[str, Any]:
 
 def pipeline_schema() -> dict[str, Any]:
     """The schema of a `pipeline.yaml`."""
-    defs = _defs(PipelineKeys, ModelStage, FamilyStage, CombinerStage, OutputKeys, When)
+    defs = _defs(PipelineKeys, ModelStage, FamilyStage, CombinerStage, OutputKeys, When, CompeteKeys)
     stages = [_reference(each) for each in (ModelStage, FamilyStage, CombinerStage)]
     top = defs["PipelineKeys"]["properties"]
     top["stages"] = {"type": "object", "additionalProperties": {"anyOf": stages}}
@@ -44,6 +51,8 @@ def pipeline_schema() -> dict[str, Any]:
     for stage in (ModelStage, FamilyStage, CombinerStage):
         properties = defs[stage.__name__]["properties"]
         properties["when"] = {"anyOf": [{"type": "null"}, _reference(When)]}
+        if "compete" in properties:
+            properties["compete"] = {"anyOf": [{"type": "null"}, _reference(CompeteKeys)]}
         if "inputs" in properties:
             properties["inputs"] = {"type": "object", "additionalProperties": _SOURCE}
         else:

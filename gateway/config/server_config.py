@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
+from sluice.batcher.interface.planner_config import ServedPlanner
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
@@ -142,6 +143,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
                 raise ValueError("partitions: expected at least one, or a triton server")
             _check_devices(self.local_partitions)
         _check_slots(self)
+        _check_planner(self)
         _check_access(self)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
             raise ValueError(f"trace_requests: expected 0 to {MAX_TRACE_REQUESTS}, got {self.trace_requests}")
@@ -317,6 +319,16 @@ def _check_access(config: ServerConfig) -> None:
             f"allow_upload: expected a key in restricted for the group {ApiGroup.MODEL_REPOSITORY}, since host is "
             f"'{config.host}' and not the loopback, got none"
         )
+
+
+def _check_planner(config: ServerConfig) -> None:
+    """Raise ValueError for a planner that needs the shares of partitions where some have none."""
+    name = config.planner.name
+    without = [f"triton server '{each.name}'" for each in config.triton]
+    without += [f"remote class '{each.name}'" for each in config.remote_classes]
+    if name.by_share and without:
+        expected = f"{ServedPlanner.EXACT} or {ServedPlanner.ESG}, since {without[0]} has no share of a machine"
+        raise ValueError(f"planner: expected {expected}, got {name}, which compares partitions by share")
 
 
 def _check_seconds(config: ServerConfig) -> None:

@@ -9,7 +9,7 @@ from sluice.batcher.interface.decisions import AcceptChange, RejectChange
 from sluice.batcher.interface.events import ServingChanged
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.settings.spec_builder import build_spec
+from sluice.batcher.settings.spec_builder import build_spec, check_competition
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.placement_notes import note_added, started_on_demand
@@ -188,4 +188,5 @@ class Rollout:
             confidences_of={model.key: model.confidences for model in self._scheduler.spec.models},
             uses_cache=config.cache_bytes > 0,
         )
+        check_competition(spec.pipelines, self._scheduler.spec.partitions)
         return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.inference.dataplane import DataPlane, ServedPipelines, Submitted
+from sluice.gateway.inference.equal_requests import CacheableRequest, EqualRequests
+from sluice.gateway.inference.request_runtime import RequestRuntime
 from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
@@ -18,38 +19,6 @@ from sluice.gateway.tensors.body_memory import LARGE_BYTES, BodyMemory
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.gateway.tensors.response_cache import ResponseCache, request_key
 from sluice.gateway.tensors.responses import ResponseRouter
-
-
-class RequestRuntime(Protocol):
-    """The runtime as the data plane sees it (see `Runtime`)."""
-
-    def submit(
-        self,
-        pipeline: str,
-        inputs: Mapping[str, Tensor],
-        options: RequestOptions,
-        client: str = "",
-        received_ns: int = 0,
-        shared: BatchOutputs | None = None,
-        trace: TraceContext = NO_TRACE,
-    ) -> Submission:
-        """Start a checked request."""
-        ...
-
-    def answer_from_cache(
-        self,
-        pipeline: str,
-        options: RequestOptions,
-        outputs: Mapping[str, Tensor],
-        now_ns: int,
-        trace: TraceContext = NO_TRACE,
-    ) -> Submission:
-        """Answer a request with cached outputs."""
-        ...
-
-    def cancel(self, request: int) -> None:
-        """Record that the client of a request is gone."""
-        ...
 
 
 class LocalDataPlane(DataPlane):
@@ -77,7 +46,7 @@ class LocalDataPlane(DataPlane):
         super().__init__(served, default_slo_ms, network_ms, shared_memory, statuses, client_key, max_id_bytes)
         self._runtime = runtime
         self._clock = clock
-        self._cache = cache
+        self._equal = None if cache is None else EqualRequests(cache, runtime)
         self._bodies = bodies
         self._responses = responses or ResponseRouter()
 
@@ -102,14 +71,15 @@ class LocalDataPlane(DataPlane):
         """
         if shared is None and options.memory_bytes >= LARGE_BYTES and self._bodies is not None:
             shared = self._bodies.locate(inputs)
-        cached = self._cache is not None and signature.pipeline.response_cache and options.sequence is None
-        if cached and self._cache is not None and not self._served.draining:
-            return self._cached(self._cache, signature, inputs, options, client, trace, received_ns, shared)
+        equal = self._equal
+        cached = signature.pipeline.response_cache and options.sequence is None
+        if cached and equal is not None and not self._served.draining:
+            return self._cached(equal, signature, inputs, options, client, trace, received_ns, shared)
         return self._runtime.submit(signature.key, inputs, options, client, received_ns, shared, trace)
 
     def _cached(
         self,
-        cache: ResponseCache,
+        equal: EqualRequests,
         signature: Signature,
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
@@ -120,14 +90,12 @@ class LocalDataPlane(DataPlane):
     ) -> Submission:
         now_ns = self._clock()
         key = request_key(signature.key, inputs)
-        outputs = cache.look_up(key, now_ns)
+        outputs = equal.cache.look_up(key, now_ns)
         if outputs is not None:
             return self._runtime.answer_from_cache(signature.key, options, outputs, received_ns or now_ns, trace)
         lookup_ns = self._clock() - now_ns
-        submission = self._runtime.submit(signature.key, inputs, options, client, received_ns, shared, trace)
-        # The first callback: it runs while the outputs are still valid.
-        submission.then(partial(cache.store_answer, key, lookup_ns))
-        return submission
+        request = CacheableRequest(signature.key, inputs, options, client, received_ns, shared, trace)
+        return equal.submit(key, request, lookup_ns)
 
     def open_responses(
         self,

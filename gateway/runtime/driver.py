@@ -51,7 +51,7 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
 from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.local_stages import LocalStages
-from sluice.gateway.runtime.plan_building import PlanBuilding
+from sluice.gateway.runtime.plan_building import PlanBuilding, PlanFailure
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import PartitionError, RejectedError, RequestError, WorkerGone
@@ -65,6 +65,8 @@ MOST_WAITING = 2
 """Arrivals that may wait for their turn, in multiples of the requests that may be under way."""
 _COMPLETED = Outcome.COMPLETED
 _FROM_CACHE = "it was answered from the cache"
+_CANCELLED = "the client cancelled the request"
+_WITH_ANOTHER = "it was answered with an equal request that was under way"
 _PARTITION_EVENTS = frozenset(get_args(PartitionEvent))
 
 
@@ -132,6 +134,7 @@ class Runtime:
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
+        self._held: set[int] = set()  # those of the open requests of which the scheduler does not know
         self._runs = BatchLog(metrics.meters, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._runs.notes_traced = on_began is not None
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
@@ -181,6 +184,11 @@ class Runtime:
         """By pipeline, the factor by which all traffic could grow from the rates of a recent plan."""
         return self._plans.headrooms
 
+    @property
+    def plan_failures(self) -> Mapping[PlanFailure, int]:
+        """The number of plans, or parts of them for a pipeline, that could not be built."""
+        return self._plans.failures
+
     async def find_headrooms(self) -> Mapping[str, float]:
         """As `headrooms`, after those that are due now have been computed; waits for half a second at most."""
         return await self._plans.find_headrooms()
@@ -228,6 +236,23 @@ class Runtime:
             full = Answer(Outcome.REJECTED_QUEUE_FULL, reason, retry_after_s=1)
             return self._answer_at_once(pipeline, options, full, received_ns, trace)
         request = self._next_request = self._next_request + 1
+        arrival = self._admitted(request, pipeline, inputs, options, client, received_ns, shared)
+        submission = self._opened(arrival, options.id, received_ns, trace, options.parameters)
+        self._received_ns = read_ns
+        self._enqueue(arrival)
+        return submission
+
+    def _admitted(
+        self,
+        request: int,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str,
+        received_ns: int,
+        shared: BatchOutputs | None,
+    ) -> RequestArrived:
+        """Give the tensors of a request to the executor; returns its arrival. Raises RequestError as `submit`."""
         input_bytes = options.memory_bytes
         memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes, shared)
         if memory_bytes > self._memory.most_bytes:
@@ -236,7 +261,7 @@ class Runtime:
                 f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests of a pipeline "
                 f"together is {self._memory.most_bytes} bytes"
             )
-        arrival = RequestArrived(
+        return RequestArrived(
             request,
             pipeline,
             options.rows,
@@ -251,10 +276,55 @@ class Runtime:
             options.is_call,
             options.sequence,
         )
-        submission = self._opened(arrival, options.id, received_ns, trace, options.parameters)
-        self._received_ns = read_ns
+
+    def hold(
+        self, pipeline: str, options: RequestOptions, received_ns: int, trace: TraceContext = NO_TRACE
+    ) -> Submission | None:
+        """Open a request of which the scheduler hears only once it runs; None if too many are held.
+
+        It is to be ended by `answer_held` or `run_held`, unless it is cancelled or the runtime is closed before.
+        """
+        if self._closed or len(self._held) >= self._scheduler.spec.limits.queue_requests:
+            return None
+        request = self._next_request = self._next_request + 1
+        arrival = RequestArrived(request, pipeline, options.rows, received_ns + options.budget_ns)
+        self._held.add(request)
+        return self._opened(arrival, options.id, received_ns, trace, options.parameters)
+
+    def answer_held(self, submission: Submission, outputs: Mapping[str, Tensor]) -> None:
+        """Answer a request that was held with the cached outputs of another one."""
+        if submission.request in self._held:
+            self._now_ns = self._clock()
+            in_time = self._now_ns <= submission.trace.arrival.deadline_ns
+            outcome = Outcome.COMPLETED if in_time else Outcome.COMPLETED_LATE
+            self._end_held(submission.request, Answer(outcome, _WITH_ANOTHER, outputs=outputs), counted=True)
+
+    def run_held(
+        self,
+        submission: Submission,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str,
+        shared: BatchOutputs | None,
+    ) -> None:
+        """Have the scheduler run a request that was held; as `submit`, but its errors are its answer."""
+        request, trace = submission.request, submission.trace
+        if request not in self._held:
+            return
+        try:
+            arrival = self._admitted(request, trace.arrival.pipeline, inputs, options, client, trace.arrived_ns, shared)
+        except RequestError as error:
+            self._now_ns = self._clock()
+            self._end_held(request, Answer(Outcome.REJECTED_MEMORY, str(error)))
+            return
+        self._held.discard(request)
+        trace.arrival = arrival
         self._enqueue(arrival)
-        return submission
+
+    def _end_held(self, request: int, answer: Answer, *, counted: bool = False) -> None:
+        self._held.discard(request)
+        self._settle(request, answer, counted=counted)
+        self._deliver()
 
     def answer_from_cache(
         self,
@@ -340,6 +410,10 @@ class Runtime:
         """Record that the client of a request is gone; nothing happens when it has its outcome already."""
         if request not in self._open:
             return
+        if request in self._held:
+            self._now_ns = self._clock()
+            self._end_held(request, Answer(Outcome.CANCELLED_CLIENT, _CANCELLED))
+            return
         cancellation = RequestCancelled(request)
         if request > self._last_arrived:
             # The scheduler does not know it yet: it follows its arrival, for which a flush is due.
@@ -382,6 +456,7 @@ class Runtime:
         self._timer.close()
         self._plans.close()
         given_up = list(self._open)
+        self._held.clear()
         for request in given_up:
             self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
             self._executor.discard(request)
@@ -526,7 +601,7 @@ class Runtime:
 
     def _cancelled(self, decision: CancelRequest) -> None:
         self._executor.discard(decision.request)
-        self._settle(decision.request, Answer(decision.outcome, "the client cancelled the request"))
+        self._settle(decision.request, Answer(decision.outcome, _CANCELLED))
 
     def _settle(self, request: int, answer: Answer, *, counted: bool = False) -> None:
         opened = self._open.pop(request)

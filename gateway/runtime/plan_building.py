@@ -1,7 +1,9 @@
 """Builds plans and judges steps beside the loop, as the scheduler orders them."""
 
 import asyncio
+import enum
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 
@@ -22,10 +24,19 @@ HEADROOM_WAIT_S = 0.5
 """The longest wait for headrooms, which may be computed behind a plan."""
 
 
+class PlanFailure(enum.StrEnum):
+    """Why a plan, or the part of it for one pipeline, was not built: the one before stands."""
+
+    ERROR = "error"
+    TIME = "time"
+
+
 class PlanBuilding:
     """Builds plans with `build`, in a thread unless there is a `pool`, and reports each to `report`.
 
-    A plan that could not be built, as each one without `build`, is reported as None. The pool is shut down with this.
+    A plan that could not be built, as each one without `build`, is reported as None; `failures` counts them. So is one
+    that takes longer than its planner may for all pipelines together; it ends in its thread, since its work is bounded.
+    The pool is shut down with this.
     """
 
     def __init__(
@@ -36,6 +47,8 @@ class PlanBuilding:
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._under_way: int | None = None
+        self.failures: Counter[PlanFailure] = Counter()
         self._headrooms: Mapping[str, float] = {}
         self._latest: tuple[SchedulerSpec, Observed] | None = None
         self._finding: asyncio.Future[dict[str, float]] | None = None
@@ -70,8 +83,11 @@ class PlanBuilding:
         if self._build is None:
             self._report(PlanBuilt(order.build, None))
             return
+        self._under_way = order.build
         built = self._loop.run_in_executor(self._pool, self._build, spec, order.observed)
-        built.add_done_callback(lambda future: self._built(order, spec, future))
+        pipelines = sum(pipeline.slo_ns > 0 for pipeline in spec.pipelines)
+        limit = self._loop.call_later(spec.planner.limit_ms / 1000 * max(pipelines, 1), self._give_up, order.build)
+        built.add_done_callback(lambda future: self._built(order, spec, limit, future))
 
     def judge(self, order: JudgeSteps, spec: SchedulerSpec) -> None:
         """Judge steps; each of them takes a plan."""
@@ -83,13 +99,28 @@ class PlanBuilding:
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _built(self, order: BuildPlan, spec: SchedulerSpec, future: asyncio.Future[Plan]) -> None:
-        if self._closed or future.cancelled():
+    def _give_up(self, build: int) -> None:
+        """Report that there is no plan, since it takes too long."""
+        if self._closed or self._under_way != build:
             return
+        self._under_way = None
+        self.failures[PlanFailure.TIME] += 1
+        logger.error("plan %d took longer than planner.time_limit_ms; the one before stays", build)
+        self._report(PlanBuilt(build, None))
+
+    def _built(
+        self, order: BuildPlan, spec: SchedulerSpec, limit: asyncio.TimerHandle, future: asyncio.Future[Plan]
+    ) -> None:
+        limit.cancel()
+        if self._closed or future.cancelled() or self._under_way != order.build:
+            return
+        self._under_way = None
         build = order.build
         plan = None if (error := future.exception()) else future.result()
         if plan is None:
             logger.error("plan %d could not be built; the one before stays", build, exc_info=error)
+        if failed := 1 if plan is None else len(plan.failed):
+            self.failures[PlanFailure.ERROR] += failed
         for pipeline, reason in plan.failed.items() if plan else ():
             logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
         self._report(PlanBuilt(build, plan))

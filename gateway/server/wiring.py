@@ -16,7 +16,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.initial_residency import InitialResidency, initial_residency
-from sluice.batcher.settings.spec_builder import build_spec
+from sluice.batcher.settings.spec_builder import build_spec, check_competition
 from sluice.gateway.config.configured_partitions import (
     configured_partitions,
     partition_config,
@@ -50,6 +50,7 @@ from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.inference.model_calls import ModelCalls
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
+from sluice.gateway.observability.competition_metrics import CompetitionMetrics
 from sluice.gateway.observability.fault_metrics import FaultMetrics
 from sluice.gateway.observability.latency_summaries import LatencySummaries
 from sluice.gateway.observability.load_metrics import LoadMetrics
@@ -73,6 +74,7 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
+from sluice.gateway.runtime.plan_metrics import PlanMetrics
 from sluice.gateway.server.client_servers import client_servers
 from sluice.gateway.server.limits import Severity, check_limits, check_memory, host_memory
 from sluice.gateway.server.reload import Reload
@@ -452,6 +454,7 @@ def _build_execution(
     metrics.include(ResidencyMetrics(scheduler))
     recovery = workers.recovery
     metrics.include(FaultMetrics(scheduler, inventory.names, lambda: recovery.quarantined))
+    metrics.include(CompetitionMetrics(scheduler.dispatcher.competition))
     if config.triton:
         metrics.include(executor.statistics)
     summaries = None
@@ -481,6 +484,7 @@ def _build_execution(
     if spec.scaling.classes:
         metrics.include(ScalingMetrics(scheduler.scaler.status))
         runtime.carry_out_with(SetPartitions, scaling.carry_out)
+    metrics.include(PlanMetrics(scheduler, lambda: runtime.plan_failures))
     metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, runtime.find_headrooms))
     overview = Sources(
         state.registry,
@@ -634,10 +638,13 @@ def _scheduler_spec(
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
         uses_cache=config.cache_bytes > 0,
+        planner=config.planner.config(),
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
     scaling = ScalingConfig(tuple(_scaled_classes(config).values()))
-    return msgspec.structs.replace(config.residency.apply(spec, known), resizing=config.balance, scaling=scaling)
+    spec = config.residency.apply(spec, known)
+    check_competition(spec.pipelines, spec.partitions)
+    return msgspec.structs.replace(spec, resizing=config.balance, scaling=scaling)
 
 
 def _scaled_classes(config: ServerConfig) -> dict[str, ScaledClass]:

@@ -44,16 +44,19 @@ def remote_partitions(config: ServerConfig) -> tuple[Partition, ...]:
 def _partition(name: str, kind: str) -> Partition:
     parsed = parse_kind(kind)
     if parsed is None:
-        raise ConfigError(f"--partitions: expected a number, or kinds such as cpu1,cpu2/x3,mig-1g,mps-20; got '{kind}'")
+        raise ConfigError(
+            f"--partitions: expected a number, or kinds such as cpu1,cpu2/x3,mig-1g,mig-1g+c4,mps-20; got '{kind}'"
+        )
     if parsed.cores:
         try:
             return CpuPartition(name, tuple(range(parsed.cores)), parsed.slowdown)
         except ValueError as error:
             raise ConfigError(f"--partitions: {kind}: {error}") from error
     gpu_fraction_of(kind)
+    cores = tuple(range(parsed.host_cores))
     if parsed.profile:
-        return MigPartition(name, "", parsed.profile)
-    return MpsPartition(name, "", parsed.percent)
+        return MigPartition(name, "", parsed.profile, cores=cores)
+    return MpsPartition(name, "", parsed.percent, cores=cores)
 
 
 def latency_tables(

@@ -17,9 +17,11 @@ from sluice.loadgen.run.find_max import (
     ProbePlan,
     SearchSettings,
     find_max,
+    queries_to_resolve,
     shortest_probe_s,
 )
 from sluice.loadgen.run.runner import run
+from sluice.loadgen.simulation.target import SIMULATED
 from sluice.models.command_line import quantity
 from sluice.models.errors import ConfigError
 
@@ -38,7 +40,8 @@ def add_command(commands: Any) -> None:
         "--duration",
         type=quantity("_s"),
         metavar="S",
-        help=f"seconds of the longest run (default {DURATION_S:g}, or twice the shortest if that is more)",
+        help=f"seconds of the longest run (default {DURATION_S:g}, or twice the shortest if that is more; for a target "
+        "sim:FILE as many as --precision needs)",
     )
     add(
         "--min-duration",
@@ -53,7 +56,7 @@ def add_command(commands: Any) -> None:
 def _find_max(options: argparse.Namespace) -> int:
     search = _CommandLineSearch(options)
     found = search.find()
-    print(max_rate_text(found), end="")
+    print(max_rate_text(found, options.precision / 100), end="")
     if found.client_limited or found.too_short or found.probes[-1].interrupted:
         return INVALID
     if found.rate is None:
@@ -94,12 +97,14 @@ class _CommandLineSearch:
         return probe
 
     def _run(self, plan: ProbePlan) -> tuple[Probe, bytes]:
+        longest_s = self._settings.longest_s(plan.rate)
         result = run(
             msgspec.structs.replace(
                 self._config,
                 rate=plan.rate,
                 seed=self._config.seed + plan.number,
-                decide_from_s=self._settings.duration_s if plan.confirms else self._settings.min_duration_s,
+                duration_s=longest_s,
+                decide_from_s=longest_s if plan.confirms else self._settings.min_duration_s,
             )
         )
         if plan.number == 0:
@@ -118,8 +123,11 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
         shortest = shortest_probe_s(options.warmup, options.slo_ms, precision) if precision > 0 else 0.0
         if longest is not None:
             shortest = min(shortest, longest)
+    queries = 0
     if longest is None:
         longest = max(DURATION_S, 2 * shortest)
+        if options.target.startswith(SIMULATED) and precision > 0:  # virtual time costs nobody a wait
+            queries = queries_to_resolve(precision)
     return SearchSettings(
         start=options.start,
         precision=precision,
@@ -127,4 +135,5 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
         max_probes=options.max_probes,
         duration_s=longest,
         min_duration_s=shortest,
+        queries=queries,
     )

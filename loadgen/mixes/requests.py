@@ -76,7 +76,9 @@ class RequestTable:
         return np.asarray((requests - self._starts[stream]) % self.sizes[stream])
 
     def slo_ns(self, requests: Numbers) -> Numbers:
-        """The objectives of requests, as values of `Record.slo_ns`."""
+        """The objectives of requests, as values of `Record.slo_ns`; not to be changed where all are one value."""
+        if (self._slo_ns == self._slo_ns[0, 0]).all():
+            return np.broadcast_to(self._slo_ns[0, 0], len(requests))
         stream = self.stream_of(requests)
         return np.asarray(self._slo_ns[stream, (requests - self._starts[stream]) // self.sizes[stream]])
 

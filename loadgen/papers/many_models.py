@@ -30,19 +30,20 @@ from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
-MODELS, GPUS = 400, 8
-HELD = 28
-"""Models that a GPU holds: a GPU of 32 GB held ten times as many of ten times as many models."""
+MODELS, GPUS = 4000, 8
+HELD = 280
+"""Models that a GPU of 32 GB holds."""
 KIND = "v100"
 OBJECTIVE_NS = 100 * NS_PER_MS
 TABLE = LatencyTable.from_ms({1: 2.61, 2: 3.77, 4: 5.47, 8: 8.43, 16: 14.4})
 LOAD_NS = round(8.33 * NS_PER_MS)
 CAPACITY = GPUS * 1000 / 2.61
 """Requests a second when each is a batch by itself, and all models are held."""
-LOADS = (0.5, 1.0, 2.0)
-"""Mean rates, by `CAPACITY`."""
+LOADS = (1.0, 2.0, 10.0)
+"""Speeds of the trace: mean rates, by `CAPACITY`."""
 MINUTE_NS = 60 * NS_PER_S
-REQUESTS, QUICK_REQUESTS = 30_000, 3_000
+REQUESTS, QUICK_REQUESTS = 340_000, 3_000
+"""Requests at each speed."""
 PERIODIC, STEADY, BURSTY = 0.5, 0.4, 0.1
 """Parts of the functions by the kind of their calls."""
 BURST_NS = 2 * NS_PER_S
@@ -52,12 +53,13 @@ BURST_EVERY = 10
 
 
 class ClockworkRun(msgspec.Struct, frozen=True):
-    """One load: the requests by how they ended."""
+    """One load: the requests by how they ended, and the loads of models."""
 
     requests: int
     admitted: int
     late: int
     in_time: float
+    loads: int
 
     @property
     def kept(self) -> float:
@@ -65,10 +67,10 @@ class ClockworkRun(msgspec.Struct, frozen=True):
         return 1 - self.late / self.admitted if self.admitted else 1.0
 
 
-def arrivals(seed: int, rate: float) -> Iterator[tuple[int, RequestArrived]]:
-    """Requests without end at a mean rate a second: minute by minute the calls of each function.
+def arrivals(seed: int, speed: float) -> Iterator[tuple[int, RequestArrived]]:
+    """The requests of a trace without end that is played at a `speed`: minute by minute the calls of each function.
 
-    The popularity of functions falls as one over their rank.
+    At speed 1 they come at `CAPACITY`. The popularity of functions falls as one over their rank.
     """
     source = random.Random(seed)
     total = sum(1 / rank for rank in range(1, MODELS + 1))
@@ -78,7 +80,7 @@ def arrivals(seed: int, rate: float) -> Iterator[tuple[int, RequestArrived]]:
     for minute in count():
         due: list[tuple[int, int]] = []
         for model, kind in enumerate(kinds):
-            mean = rate * 60 / total / (model + 1)
+            mean = CAPACITY * 60 / total / (model + 1)
             if kind == "bursty":
                 if minute % BURST_EVERY != phases[model]:
                     continue
@@ -95,7 +97,7 @@ def arrivals(seed: int, rate: float) -> Iterator[tuple[int, RequestArrived]]:
                 due += [(start_ns + source.randrange(length_ns), model) for _ in range(calls)]
         due.sort()
         for at_ns, model in due:
-            came_ns = minute * MINUTE_NS + at_ns
+            came_ns = round((minute * MINUTE_NS + at_ns) / speed)
             yield came_ns, RequestArrived(number, f"m{model}", 1, came_ns + OBJECTIVE_NS)
             number += 1
 
@@ -123,7 +125,7 @@ def play(seed: int, load: float, most: int) -> ClockworkRun:
         holding={},
         load_ns=lambda order: LOAD_NS,
     )
-    played = gateway.play(islice(arrivals(seed, load * CAPACITY), most))
+    played = gateway.play(islice(arrivals(seed, load), most))
     admitted = [each for each in played.requests if not each.outcome.name.startswith("REJECTED")]
     late = sum(not each.is_in_time for each in admitted)
     return ClockworkRun(
@@ -131,11 +133,12 @@ def play(seed: int, load: float, most: int) -> ClockworkRun:
         len(admitted),
         late,
         played.in_time,
+        sum(played.loads.values()),
     )
 
 
 def run(effort: Effort) -> ExperimentReport:
-    """The first requests of a trace at each load, on a tenth of the models and of the memory."""
+    """The first requests of a trace at each load, from empty GPUs on."""
     most = QUICK_REQUESTS if effort.quick else REQUESTS
     runs = {load: play(1, load, most) for load in LOADS}
     findings = []
@@ -143,16 +146,17 @@ def run(effort: Effort) -> ExperimentReport:
         findings.append(
             gated(
                 f"admitted requests in time, {load:g} times the capacity",
-                f"{result.kept:.3%} of {result.admitted}",
+                f"{result.kept:.4%} of {result.admitted}",
                 published="99.99 %",
                 gate="at least 99.99 %",
                 is_met=result.kept >= 0.9999,
-                why="none is late: they were evicted when their deadlines were out of reach, many after a load",
+                why="they were late, or evicted when their deadlines were out of reach",
             )
         )
         findings.append(
             ExperimentFinding(
-                f"requests in time, {load:g} times the capacity", f"{result.in_time:.1%} of {result.requests}"
+                f"requests in time, {load:g} times the capacity",
+                f"{result.in_time:.1%} of {result.requests}, {result.loads} loads",
             )
         )
     return ExperimentReport(tuple(findings))
@@ -164,8 +168,8 @@ EXPERIMENT = PaperExperiment(
     "Gujarati et al., Clockwork, OSDI 2020",
     given="an objective of 100 ms, models on demand, and the part of the admitted requests that is in time",
     assumed=(
-        "times and sizes of ResNet-50 as recalled, a trace that is drawn like those of functions, and a tenth of the "
-        "paper's models and memory"
+        "times and sizes of ResNet-50 as recalled, GPUs that hold 280 models, a trace that is drawn like those of "
+        "functions and played faster for more load, and requests of one row"
     ),
     run=run,
 )

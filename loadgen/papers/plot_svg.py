@@ -13,7 +13,7 @@ _KEY_PX = 7.0
 _MARKED = 60
 """Lines of more points have no dots."""
 _STYLE = """
-text { font: 12px Inter, system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #596579; }
+text { font: 12px Inter, system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #59657a; }
 .back { fill: #fff; } .title { font-size: 15px; font-weight: 640; fill: #18202d; }
 .grid { stroke: #e2e6ec; fill: none; } .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .c0 { color: #1f4f94; } .c1 { color: #e0632a; } .c2 { color: #1d8a64; } .c3 { color: #c2387f; }

@@ -14,6 +14,8 @@ MIN_BLOCKS = 20
 _RESAMPLES = 2000
 _CELLS = 2048
 """Cells of ordered values. A quantile is first found among the cells and then inside one of them."""
+_AT_ONCE = 100
+"""Resamples whose cells are counted at once, which bounds the memory."""
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -103,15 +105,18 @@ def _quantiles(ordered: npt.NDArray[np.generic], blocks: Blocks, quantile: float
     size = -(-len(ordered) // _CELLS)
     starts = range(0, len(ordered), size)
     inside = np.stack([np.bincount(blocks[start : start + size], minlength=units) for start in starts])
-    below = draws @ np.cumsum(inside, axis=0).T
-    rank = np.floor(below[:, -1] * quantile)
+    until = np.cumsum(inside, axis=0).T
     found = np.empty(resamples)
     for resample in range(resamples):
-        cell = int(np.searchsorted(below[resample], rank[resample], side="right"))
-        before = below[resample, cell - 1] if cell else 0.0
+        if resample % _AT_ONCE == 0:
+            some = draws[resample : resample + _AT_ONCE] @ until
+        below = some[resample % _AT_ONCE]
+        rank = np.floor(below[-1] * quantile)
+        cell = int(np.searchsorted(below, rank, side="right"))
+        before = below[cell - 1] if cell else 0.0
         members = slice(cell * size, (cell + 1) * size)
         weights = np.cumsum(draws[resample, blocks[members]])
-        found[resample] = ordered[members][np.searchsorted(weights, rank[resample] - before, side="right")]
+        found[resample] = ordered[members][np.searchsorted(weights, rank - before, side="right")]
     return found
 
 

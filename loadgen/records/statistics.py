@@ -81,7 +81,6 @@ def query_statistics(record: Record, percentile: float, warmup_s: float) -> Quer
     judged = len(due) - cancelled
     attainment = good / judged if judged else 0.0
     offered, completed = _rate(due), _completed_rate(due, done[ok])
-    late_ns, known = lateness(record)
     return QueryStatistics(
         queries=len(due),
         ok=int(ok.sum()),
@@ -99,10 +98,15 @@ def query_statistics(record: Record, percentile: float, warmup_s: float) -> Quer
         queries_to_confirm=queries_needed(judged - good, percentile),
         latency_ms=distribution((done - due)[ok]),
         service_ms=distribution((done - sent)[ok]),
-        lateness_ms=distribution(late_ns[known]),
+        lateness_ms=distribution(_known_lateness(record)),
         waiting_ms=distribution(_waits(record)),
         waited=int((record.queued_ns >= 0).sum()),
     )
+
+
+def _known_lateness(record: Record) -> Nanoseconds:
+    late_ns, known = lateness(record)
+    return late_ns[known]
 
 
 def _waits(record: Record) -> Nanoseconds:

@@ -12,6 +12,8 @@ from sluice.loadgen.records.statistics import QueryStatistics
 
 TOO_SHORT = "too short"
 """Beginning of the reasons that a longer run would cure."""
+CLIENT_LIMIT = "limited by the client"
+"""Beginning of the reasons that are the client's own."""
 _LATENESS_FLOOR_MS = 1.0
 _LATENESS_SHARE_OF_SLO = 0.05
 _MOST_CPU_SHARE = 0.8
@@ -74,7 +76,7 @@ def client_limits(
         else:
             remedy = "try a lower --rate, a core of its own for the client, or more --procs"
         reasons.append(
-            f"limited by the client: it was {metrics.lateness_ms.p99:.2f} ms late or more with 1 % of the "
+            f"{CLIENT_LIMIT}: it was {metrics.lateness_ms.p99:.2f} ms late or more with 1 % of the "
             f"queries{idle}, {limit_ms:g} ms is allowed; {remedy}"
         )
     if cpu_share is not None and cpu_share > _MOST_CPU_SHARE:
@@ -82,7 +84,7 @@ def client_limits(
         if not is_paced:
             remedy = "try a lower --rate if there is one, or more --procs if several queries are open at a time"
         reasons.append(
-            f"limited by the client: it used {cpu_share * 100:.0f} % of a core, {_MOST_CPU_SHARE * 100:.0f} % is "
+            f"{CLIENT_LIMIT}: it used {cpu_share * 100:.0f} % of a core, {_MOST_CPU_SHARE * 100:.0f} % is "
             f"allowed; {remedy}"
         )
     return reasons

@@ -8,13 +8,15 @@ import msgspec
 
 from sluice.loadgen.records.statistics import QueryStatistics
 from sluice.loadgen.reports.document import document, run_json, without_secrets
-from sluice.loadgen.run.find_max import MaxRate, Probe, ProbePlan, SearchSettings
+from sluice.loadgen.run.find_max import MaxRate, Probe, ProbePlan, SearchSettings, resolution
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 
-_OF_A_PROBE = ("rate", "seed", "decide_from_s")
+_OF_A_PROBE = ("rate", "seed", "duration_s", "decide_from_s")
 """The settings of a run that differ between the probes of one search."""
+_COARSE = 2
+"""Runs whose resolution is this many times the precision are too short for it."""
 
 
 def probe_text(probe: Probe) -> str:
@@ -38,9 +40,15 @@ def probe_text(probe: Probe) -> str:
     )
 
 
-def max_rate_text(found: MaxRate) -> str:
-    """The end of the report: notes on the figures, and the result."""
+def max_rate_text(found: MaxRate, precision: float) -> str:
+    """The end of the report: notes on the figures, also where runs were too short for the precision; the result."""
     notes = "".join(f"Note: {note}\n" for note in (found.probes[0].notes if found.probes else ()))
+    queries = found.confirming_queries
+    if queries and (finest := resolution(queries)) > _COARSE * precision:
+        notes += (
+            f"Note: {queries} Poisson arrivals, as in a run that confirms the rate, tell rates apart that differ by "
+            f"{finest * 100:.0f} %; a longer --duration has more\n"
+        )
     return f"{notes}Result: {_max_rate(found)} ({len(found.probes)} probes)\n"
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run's result: written at once, and read again."""
+"""The folder of a run's result, written at once."""
 
 import csv
 import dataclasses
@@ -7,20 +7,14 @@ import math
 import os
 import shutil
 import tempfile
-import typing
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.time_series import TimeSeries
-from sluice.loadgen.reports.document import RUN, SCHEMA_VERSION, run_json
+from sluice.loadgen.reports.document import run_json
 from sluice.loadgen.reports.html import run_page
 from sluice.loadgen.reports.markdown import run_markdown
 from sluice.loadgen.results.files import check_parent
@@ -32,10 +26,8 @@ DOCUMENT, COLUMNS, SERIES, HISTOGRAM = "result.json", "requests.npz", "timeserie
 MARKDOWN, PAGE = "report.md", "report.html"
 _FILES = frozenset({DOCUMENT, COLUMNS, SERIES, HISTOGRAM, MARKDOWN, PAGE})
 _MLPERF = "mlperf_log_"
-_RECORD = ("due_ns", "sample", "stream", "slo_ns", "queued_ns", "sent_ns", "done_ns", "status")
+RECORD = ("due_ns", "sample", "stream", "slo_ns", "queued_ns", "sent_ns", "done_ns", "status")
 """The columns of the record that a folder holds."""
-_KEYS = {"schedule_digest": "schedule_sha256"}
-"""Keys of the JSON report where they differ from the names of the result's fields."""
 
 Writer = Callable[[RunResult, Path], None]
 
@@ -67,43 +59,6 @@ def write_result(result: RunResult, folder: Path, also: Sequence[Writer] = ()) -
         _write(result, folder.resolve(), also)
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be written: {error.strerror or error}") from error
-
-
-def read_result(folder: Path) -> RunResult:
-    """Read a result that `write_result` wrote; raises `ConfigError` with the file and the reason otherwise."""
-    file = folder / DOCUMENT
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{folder}: expected the folder of a result: {DOCUMENT}: {error.strerror}") from error
-    try:
-        document = msgspec.json.decode(content, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{file}: not JSON: {error}") from error
-    return _read_columns(result_of(document, str(file)), folder / COLUMNS)
-
-
-def result_of(document: dict[str, Any], source: str) -> RunResult:
-    """The result in a decoded JSON report of a run, without its queries.
-
-    Raises `ConfigError`, which names `source`, for anything else.
-    """
-    if document.get("kind") != RUN:
-        raise ConfigError(f"{source}: expected the report of a run, got kind {document.get('kind')!r}")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        found = document.get("schema_version")
-        raise ConfigError(f"{source}: expected schema version {SCHEMA_VERSION}, got {found!r}")
-    hints = typing.get_type_hints(RunResult)
-    values: dict[str, Any] = {"record": Record.empty(document.get("failures") or {})}
-    try:
-        values["invalid"] = list(document["validity"]["reasons"])
-        for field in dataclasses.fields(RunResult):
-            key = _KEYS.get(field.name, field.name)
-            if field.name not in values and key in document:
-                values[field.name] = msgspec.convert(document[key], hints[field.name])
-        return RunResult(**values)
-    except (msgspec.ValidationError, KeyError, TypeError) as error:
-        raise ConfigError(f"{source}: not the report of a run: {error}") from error
 
 
 def series_csv(series: TimeSeries) -> str:
@@ -139,30 +94,9 @@ def _write(result: RunResult, folder: Path, also: Sequence[Writer]) -> None:
 
 def _write_columns(result: RunResult, file: Path) -> None:
     record = result.record
-    columns: dict[str, npt.NDArray[np.generic]] = {name: getattr(record, name) for name in _RECORD}
+    columns: dict[str, npt.NDArray[np.generic]] = {name: getattr(record, name) for name in RECORD}
     columns["stages_query"] = np.fromiter(record.stages, np.int64, len(record.stages))
     columns["stages_text"] = np.array([text.encode() for text in record.stages.values()], np.bytes_)
     if result.predictions is not None and result.expected is not None:
         columns |= {"predictions": result.predictions, "expected": result.expected}
     np.savez_compressed(file, allow_pickle=False, **columns)
-
-
-def _read_columns(result: RunResult, file: Path) -> RunResult:
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            columns = dict(archive)
-        record = Record(**{name: columns[name] for name in _RECORD}, answers=[], reasons=result.record.reasons)
-        record.stages = {
-            query: text.decode()
-            for query, text in zip(columns["stages_query"].tolist(), columns["stages_text"].tolist(), strict=True)
-        }
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"{file}: not the queries of a run: {error}") from error
-    lengths = {name: len(columns[name]) for name in _RECORD}
-    if len(set(lengths.values())) > 1:
-        raise ConfigError(f"{file}: expected columns of one length, got {lengths}")
-    return dataclasses.replace(
-        result, record=record, predictions=columns.get("predictions"), expected=columns.get("expected")
-    )

@@ -1,7 +1,7 @@
 """A child process of a run: a module that is given a task, and says on its output how it gets on.
 
-The child writes an empty line a second. While it lives, its parent hears of it, and it ends when nobody reads the
-lines any more.
+The child writes a line a second, which may say how far it is. While it lives, its parent hears of it, and it ends when
+nobody reads the lines any more.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from sluice.loadgen.target.base import TargetUnreachable
@@ -26,7 +27,10 @@ _EXIT_S = 10.0
 
 
 class TaskProcess:
-    """A child process, seen by its parent; `lost` says how it was lost, and is empty otherwise."""
+    """A child process, seen by its parent; `lost` says how it was lost, and is empty otherwise.
+
+    `progress` is what its last line of a second said, as far as it was heard.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -35,6 +39,7 @@ class TaskProcess:
         self._stdin = process.stdin
         self._stdout = process.stdout
         self.lost = ""
+        self.progress = b""
 
     @classmethod
     async def start(cls, module: str, task: object) -> "TaskProcess":
@@ -71,6 +76,7 @@ class TaskProcess:
                 raise ConfigError(line.removeprefix(REFUSED).decode())
             if line.startswith(word):
                 return line.removeprefix(word)
+            self.progress = line
         return b""
 
     async def tell(self, content: bytes) -> None:
@@ -110,11 +116,11 @@ def say(line: bytes) -> None:
         os._exit(1)
 
 
-async def beat() -> None:
-    """Let the parent hear of this process until cancelled."""
+async def beat(progress: Callable[[], bytes] = bytes) -> None:
+    """Let the parent hear of this process until cancelled, and of its progress."""
     while True:
         await asyncio.sleep(_BEAT_S)
-        say(b"")
+        say(progress())
 
 
 def _exit_text(status: int) -> str:

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import NamedTuple
 
 import msgspec
 
+from sluice.loadgen.records.early_stopping import CONFIDENCE
 from sluice.loadgen.records.statistics import QueryStatistics
 from sluice.loadgen.records.validity import too_busy
 from sluice.loadgen.run.result import RunResult, Verdict
@@ -16,6 +18,9 @@ RATE_LIMIT = 50_000.0
 """Default bound of the search: more than a client can send. A simulated target may have no limit to find."""
 DURATION_S = 30.0
 """Default bound of a probe."""
+MOST_QUERIES = 1_000_000
+LONGEST_S = 24 * 3600.0
+"""Bounds of a probe whose length follows from the precision: its queries, and the seconds in which they are due."""
 CONFIRMATIONS = 2
 """Runs on fresh seeds, as long as a run may be, that the answer has to pass."""
 
@@ -23,7 +28,8 @@ CONFIRMATIONS = 2
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a search: rates in queries a second, `precision` relative, and the bounds of a probe in seconds.
 
-    A probe takes `duration_s` at most. One that only narrows the search is confirmed from `min_duration_s` on.
+    A probe takes `duration_s` at most, or as long as `queries` take at its rate if that is longer. One that only
+    narrows the search is confirmed from `min_duration_s` on.
     """
 
     start: float = 100.0
@@ -32,6 +38,11 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_probes: int = MAX_PROBES
     duration_s: float = DURATION_S
     min_duration_s: float = 0.0
+    queries: int = 0
+
+    def longest_s(self, rate: float) -> float:
+        """The most seconds that a probe at a rate takes."""
+        return max(self.duration_s, min(self.queries / rate, LONGEST_S))
 
     def check(self) -> None:
         """Raise `ConfigError` for settings with which a search cannot end."""
@@ -55,6 +66,20 @@ def shortest_probe_s(warmup_s: float, slo_ms: float | None, precision: float) ->
     once the queue is as long as the objective.
     """
     return warmup_s + (slo_ms or 0.0) / 1e3 / precision
+
+
+def resolution(queries: int) -> float:
+    """By how much two rates have to differ, relative, for runs with `queries` queries to tell them apart.
+
+    The number of Poisson arrivals in a time varies by its root. So does the load that a run really has: rates that
+    differ by less change places from seed to seed, which `CONFIDENCE` rules out here.
+    """
+    return NormalDist().inv_cdf(CONFIDENCE) / math.sqrt(queries)
+
+
+def queries_to_resolve(precision: float) -> int:
+    """The fewest queries of a run with this `resolution`, as far as `MOST_QUERIES` goes."""
+    return min(math.ceil((resolution(1) / precision) ** 2), MOST_QUERIES)
 
 
 class ProbePlan(NamedTuple):
@@ -114,6 +139,12 @@ class MaxRate(msgspec.Struct, frozen=True):
     failed_rate: float | None
     confirmed: bool
     probes: tuple[Probe, ...]
+
+    @property
+    def confirming_queries(self) -> int:
+        """The queries of the shortest run that confirms the rate; 0 without any."""
+        queries = [probe.metrics.queries for probe in self.probes if probe.confirms and probe.rate == self.rate]
+        return min(queries, default=0)
 
     @property
     def client_limited(self) -> bool:

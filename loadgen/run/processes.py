@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from sluice.loadgen.records.progress import QueryCounts, Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.run.child import TaskProcess
 from sluice.loadgen.run.issuer import on_interrupt
@@ -32,8 +33,8 @@ def automatic_count() -> int:
     return min(MAX_PROCESSES, max(1, len(available_cores()) - 1))
 
 
-async def drive_in_processes(config: RunConfig, plan: RunPlan) -> Driven:
-    """Drive a plan with `config.procs` processes, and join what they have measured.
+async def drive_in_processes(config: RunConfig, plan: RunPlan, watch: Watch = unwatched) -> Driven:
+    """Drive a plan with `config.procs` processes, and join what they have measured; counts are those of a second ago.
 
     The queries of a process that is lost count as errors, and `Driven.lost` says so. Raises `ConfigError` and
     `TargetUnreachable` as `drive` does.
@@ -48,6 +49,7 @@ async def drive_in_processes(config: RunConfig, plan: RunPlan) -> Driven:
                 task = Task(config, own, index, config.procs, plan.schedule.digest, file)
                 shards.append(_Shard(task, await TaskProcess.start("sluice.loadgen.run.shard", task)))
             await asyncio.gather(*(shard.get_ready() for shard in shards))
+            watch(partial(_counts, shards))
             with on_interrupt(asyncio.get_running_loop(), partial(_interrupt, shards)):
                 start_ns = time.monotonic_ns() + _LEAD_NS
                 await asyncio.gather(*(shard.finish(start_ns) for shard in shards))
@@ -68,6 +70,12 @@ class _Shard:
         """A sentence about the loss of the process; empty as long as it is not lost."""
         how = self._child.lost
         return how and f"client process {self._task.index + 1} of {self._task.count} {how}"
+
+    @property
+    def counts(self) -> QueryCounts:
+        """The numbers of its queries that the process last told."""
+        issued, ended = map(int, self._child.progress.split() or (0, 0))
+        return QueryCounts(issued, ended)
 
     async def get_ready(self) -> None:
         """Wait until the process is ready for the start."""
@@ -109,6 +117,11 @@ class _Shard:
             baseline_lateness_ms=0.0,
             predictions=predictions,
         )
+
+
+def _counts(shards: Iterable[_Shard]) -> QueryCounts:
+    counts = [shard.counts for shard in shards]
+    return QueryCounts(sum(each.issued for each in counts), sum(each.ended for each in counts))
 
 
 def _interrupt(shards: Iterable[_Shard]) -> None:

@@ -35,8 +35,6 @@ _MIN_PERCENTILE, _MAX_PERCENTILE = 1.0, 99.9999
 def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
     """Run the configured scenario once; blocks until every query has ended.
 
-    Several client processes are not watched.
-
     Raises `ConfigError` for a configuration that cannot be run, and `TargetUnreachable` when the target does not
     answer. An interrupt (Ctrl-C in the main thread) ends the run early and makes the result invalid.
     """
@@ -136,7 +134,7 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
     interim = interim_test(config, plan) if config.procs == 1 else None
     if config.procs > 1:
         await target.close()
-        driven = await drive_in_processes(config, plan)
+        driven = await drive_in_processes(config, plan, watch)
     else:
         driven = await drive(config, target, plan, interim=interim, watch=watch)
     # A target inside the client would be made once more to be asked.

@@ -1,12 +1,13 @@
 """One of the processes of `--procs`: it drives every n-th query of a run.
 
-It is a child process with a `Task`: it says when it is ready, takes the start from its input, writes what it has driven
-to the task's file, and says so.
+It is a child process with a `Task`: it says when it is ready, takes the start from its input, tells the numbers of its
+queries that have left and ended once a second, writes what it has driven to the task's file, and says so.
 """
 
 import asyncio
 import pickle
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -14,6 +15,7 @@ from typing import cast
 import numpy as np
 import uvloop
 
+from sluice.loadgen.records.progress import QueryCounts
 from sluice.loadgen.run.child import REFUSED, UNREACHABLE, beat, say, take_task
 from sluice.loadgen.run.live import drive, open_live, read_metadata
 from sluice.loadgen.run.plan import RunPlan, make_plan
@@ -45,7 +47,16 @@ async def _run(task: Task) -> None:
     loop = asyncio.get_running_loop()
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    beating = loop.create_task(beat())
+    counts: Callable[[], QueryCounts] | None = None
+
+    def progress() -> bytes:
+        return b"" if counts is None else b"%d %d" % counts()
+
+    def watch(of_the_run: Callable[[], QueryCounts]) -> None:
+        nonlocal counts
+        counts = of_the_run
+
+    beating = loop.create_task(beat(progress))
 
     async def start() -> int:
         say(READY)
@@ -55,7 +66,7 @@ async def _run(task: Task) -> None:
     whole = make_plan(task.whole, await read_metadata(task.own, target))
     if whole.schedule.digest != task.digest:
         raise ConfigError("--procs: the processes made different schedules; did a file or the model change just now?")
-    driven = await drive(task.own, target, _part(whole, task.index, task.count), start)
+    driven = await drive(task.own, target, _part(whole, task.index, task.count), start, watch=watch)
     with task.file.open("wb") as file:
         pickle.dump(replace(driven, record=replace(driven.record, answers=[])), file, pickle.HIGHEST_PROTOCOL)
     beating.cancel()

@@ -25,9 +25,15 @@ class MeasuredQueries:
             column[:whole].reshape(-1, group) for column in (record.due_ns, record.done_ns, record.status, record.good)
         )
         counted = (due[:, 0] >= round(warmup_s * NS_PER_S)) & (status != Status.CANCELLED).any(axis=1)
-        cancelled = status[counted] == Status.CANCELLED
-        latency = np.where(status == Status.OK, done - due, NEVER)[counted]
+        latency = done - due
+        latency[status != Status.OK] = NEVER
+        latency = latency[counted]
         self.due_ns = due[counted, 0]
+        if group == 1:
+            self.latency_ns = self.first_ns = latency[:, 0]
+            self.good = good[counted, 0]
+            return
+        cancelled = status[counted] == Status.CANCELLED
         self.latency_ns = np.where(cancelled, 0, latency).max(axis=1)
         self.first_ns = np.where(self.latency_ns < NEVER, latency.min(axis=1), NEVER)
         self.good = np.asarray((good[counted] | cancelled).all(axis=1))

@@ -56,6 +56,10 @@ class PacedArrivals(Iterator[tuple[int, RequestArrived]]):
         """Let no further query leave."""
         self.stopped = True
 
+    def settled(self, query: int, status: Status) -> None:
+        """Record the status of a query whose answer is on its way to the client."""
+        self._status[query] = status
+
     def answered(self, query: int, end_ns: int) -> None:
         """Record the time at which the client has the answer to a query, and that another one may leave."""
         self._ended += 1

@@ -77,11 +77,13 @@ class TransportJitter:
     """Random extra transport time, from quantiles at equal steps of probability in microseconds; 0 without them."""
 
     def __init__(self, quantiles_us: Sequence[float], seed: int) -> None:
-        self._quantiles_us = quantiles_us or (0.0,)
+        self._quantiles_us = quantiles_us
         self._rng = generator(seed, "strays")
 
     def __call__(self) -> int:
         """Draw the next extra time, in nanoseconds."""
+        if not self._quantiles_us:
+            return 0
         return round(_at(self._quantiles_us, self._rng.random()) * NS_PER_US)
 
 

@@ -36,7 +36,7 @@ from sluice.batcher.interface.events import (
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.batcher.settings.spec_builder import build_spec, check_competition, pipeline_key
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
@@ -66,6 +66,8 @@ from sluice.models.units import NS_PER_S, ms_to_ns
 from sluice.mps.partitions.partition import CpuPartition
 
 SIMULATED = "sim:"
+# Module constants, because looking up a member of an enum is slow (see `sluice.batcher.scheduler.scheduler`).
+OK, SHED, ERROR, CANCELLED = Status.OK, Status.SHED, Status.ERROR, Status.CANCELLED
 
 _Prepared = tuple[str, int, int, str, int, int]
 
@@ -93,11 +95,13 @@ class SimulatedTarget:
         self._served: Mapping[str, Pipeline] = served
         self._broken = repository.broken
         kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
+        cores = sum(each.cores for each in self._file.partitions)
         partitions = [
             PartitionConfig(
                 each.name,
                 kinds[each.name],
                 self._file.prices.per_second(CpuPartition(each.name, tuple(range(each.cores)))),
+                each.cores / cores,
             )
             for each in self._file.partitions
         ]
@@ -109,7 +113,9 @@ class SimulatedTarget:
             policies=self._file.policies(specs),
             instances=self._file.instance_configs(specs),
             default_policy=self._file.policy.config(),
+            planner=self._file.planner.config(),
         )
+        check_competition(self._spec.pipelines, self._spec.partitions)
         self._models = {spec.key: spec for spec in specs}
         by_kind = {
             f"cpu{cores}": {key: latency_table(self._file, entry, cores) for key, entry in repository.models.items()}
@@ -301,20 +307,19 @@ class _Observer:
             self._activity.revoked(event.batch)
             del self._in_flight[event.batch]
         for decision in decisions:
-            match decision:
-                case DispatchBatch():
-                    self._in_flight[decision.batch] = decision
-                    self._activity.dispatched(decision.batch, now_ns)
-                case CompleteRequest():
-                    self._settle(decision.request, Status.OK)
-                case RejectRequest() | EvictRequest():
-                    self._settle(decision.request, Status.SHED, f"{decision.outcome}")
-                case FailRequest():
-                    self._settle(decision.request, Status.ERROR, f"{decision.outcome}")
-                case CancelRequest():
-                    self._settle(decision.request, Status.CANCELLED)
-                case CombineOutputs():
-                    self._count(decision.member)
+            if isinstance(decision, CompleteRequest):  # most are
+                self._settle(decision.request, OK)
+            elif isinstance(decision, DispatchBatch):
+                self._in_flight[decision.batch] = decision
+                self._activity.dispatched(decision.batch, now_ns)
+            elif isinstance(decision, RejectRequest | EvictRequest):
+                self._settle(decision.request, SHED, f"{decision.outcome}")
+            elif isinstance(decision, FailRequest):
+                self._settle(decision.request, ERROR, f"{decision.outcome}")
+            elif isinstance(decision, CancelRequest):
+                self._settle(decision.request, CANCELLED)
+            elif isinstance(decision, CombineOutputs):
+                self._count(decision.member)
 
     def answered(self, query: int, done_ns: int) -> None:
         """Record the time at which the client has its answer, or at which it gave the query up, if that is earlier."""
@@ -322,7 +327,7 @@ class _Observer:
         if self._give_up is not None and (after_ns := self._give_up[query % len(self._give_up)]) >= 0:
             given_up_ns = int(self._arrivals.record.sent_ns[query]) + after_ns
             if given_up_ns < end_ns:
-                self._settle(query, Status.CANCELLED)
+                self._settle(query, CANCELLED)
                 end_ns = given_up_ns
         self._arrivals.answered(query, end_ns)
 
@@ -348,10 +353,9 @@ class _Observer:
 
     def _settle(self, query: int, status: Status, reason: str = "") -> None:
         self._activity.ended(query)
-        record = self._arrivals.record
-        record.status[query] = status
+        self._arrivals.settled(query, status)
         if reason:
-            record.count_reason(reason)
+            self._arrivals.record.count_reason(reason)
 
 
 def _known_names(served: Collection[str], broken: Collection[str]) -> str:

@@ -16,6 +16,7 @@ from sluice.models.pipelines.pipeline import (
     PLATFORM,
     REQUEST,
     Combiner,
+    Compete,
     Pipeline,
     Stage,
     TensorSource,
@@ -180,6 +181,13 @@ class _Check:
                     f"stages.{name}.{'family' if stage.model is None else 'model'}",
                     f"model '{spec.key}' has no batch dimension; expected a model with one, since the "
                     "rows of a request may take different paths through several stages",
+                )
+            stateful = next((each.key for each in self._specs[name] if each.sequence_batching is not None), None)
+            if stage.compete is not None and stateful is not None:
+                raise self._error(
+                    f"stages.{name}.compete",
+                    f"model '{stateful}' keeps states of sequences, which no other partition has; expected a model "
+                    "without them",
                 )
         if not self._specs:
             raise self._error("stages", "expected at least one stage with a model")
@@ -368,17 +376,21 @@ class _Check:
         if stage.combine is not None:
             members = {str(index): source for index, source in enumerate(stage.of)}
             return Stage(name, members, combine=stage.combine, when=stage.when, weights=stage.weights)
-        return _model_stage(name, dict(stage.inputs), self._specs[name], stage.when)
+        return _model_stage(name, dict(stage.inputs), self._specs[name], stage.when, stage.compete)
 
     def _error(self, where: str, what: str) -> ConfigError:
         return self._file.lines.error(self._path, where, what)
 
 
 def _model_stage(
-    name: str, inputs: dict[str, TensorSource], specs: Sequence[ModelSpec], when: When | None = None
+    name: str,
+    inputs: dict[str, TensorSource],
+    specs: Sequence[ModelSpec],
+    when: When | None = None,
+    compete: Compete | None = None,
 ) -> Stage:
     variants = tuple(spec.key for spec in specs) if len(specs) > 1 else ()
-    return Stage(name, inputs, model=specs[0].key, when=when, variants=variants)
+    return Stage(name, inputs, model=specs[0].key, when=when, variants=variants, compete=compete)
 
 
 def _sources(stage: StageFile) -> list[tuple[str, TensorSource]]:

@@ -1,18 +1,21 @@
 """The format of `pipeline.yaml`; errors name the place in the file."""
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
 
 from sluice.models.conversion import convert
 from sluice.models.errors import ConfigError
-from sluice.models.pipelines.pipeline import Combiner, Late, TensorSource, When
+from sluice.models.pipelines.pipeline import MOST_COPIES, Combiner, Compete, Late, TensorSource, When
+from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spelling import closest
 from sluice.models.yaml_file import Lines, load_yaml
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _KINDS = ("model", "family", "combine")
 """The keys that tell the kinds of stages apart."""
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 
 class StageFile(msgspec.Struct, frozen=True):
@@ -27,6 +30,7 @@ class StageFile(msgspec.Struct, frozen=True):
     of: tuple[TensorSource, ...] = ()
     weights: tuple[float, ...] = ()
     when: When | None = None
+    compete: Compete | None = None
 
 
 class PipelineFile(msgspec.Struct, frozen=True):
@@ -78,6 +82,7 @@ class ModelStage(msgspec.Struct, forbid_unknown_fields=True):
     inputs: dict[str, Any]
     version: int | None = None
     when: Any = None
+    compete: Any = None
 
 
 class FamilyStage(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,6 +92,7 @@ class FamilyStage(msgspec.Struct, forbid_unknown_fields=True):
     inputs: dict[str, Any]
     min_accuracy: float | None = None
     when: Any = None
+    compete: Any = None
 
 
 class CombinerStage(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,6 +102,13 @@ class CombinerStage(msgspec.Struct, forbid_unknown_fields=True):
     of: list[Any]
     weights: tuple[float, ...] = ()
     when: Any = None
+
+
+class CompeteKeys(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of `compete`; `after` is a number of milliseconds, or a percentile such as p90."""
+
+    copies: int = 2
+    after: float | str = 0.0
 
 
 class OutputKeys(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,6 +138,7 @@ class _Reader:
                 min_accuracy=family.min_accuracy,
                 inputs=self._inputs(family.inputs, at),
                 when=self._when(family.when, at),
+                compete=self._compete(family.compete, at),
             )
         if isinstance(value, dict) and "model" not in value:
             raise self._error(at, _no_kind(value))
@@ -134,6 +148,7 @@ class _Reader:
             version=model.version,
             inputs=self._inputs(model.inputs, at),
             when=self._when(model.when, at),
+            compete=self._compete(model.compete, at),
         )
 
     def output(self, value: object, at: str) -> tuple[TensorSource, ...]:
@@ -148,6 +163,22 @@ class _Reader:
 
     def _when(self, value: object, at: str) -> When | None:
         return None if value is None else self._convert(value, When, f"{at}.when")
+
+    def _compete(self, value: object, at: str) -> Compete | None:
+        if value is None:
+            return None
+        keys = self._convert(value, CompeteKeys, f"{at}.compete")
+        if not 2 <= keys.copies <= MOST_COPIES:
+            raise self._error(f"{at}.compete.copies", f"expected 2 to {MOST_COPIES}, got {keys.copies}")
+        after = keys.after
+        if isinstance(after, str):
+            found = _PERCENTILE.fullmatch(after)
+            if found is not None and float(found[1]) > 0:
+                return Compete(keys.copies, percentile=float(found[1]))
+        elif 0 <= after <= MAX_SLO_MS:
+            return Compete(keys.copies, after)
+        expected = f"0, a number of milliseconds up to {MAX_SLO_MS:.0f} or a percentile such as p90"
+        raise self._error(f"{at}.compete.after", f"expected {expected}, got {after!r:.80}")
 
     def _source(self, value: object, at: str) -> TensorSource:
         stage, _, tensor = value.partition(".") if isinstance(value, str) else ("", "", "")

@@ -16,6 +16,9 @@ PLATFORM = "sluice_pipeline"
 PERCENTILE = 99.0
 """The percentile of the latency that the objective is for, unless a pipeline has its own."""
 
+MOST_COPIES = 7
+"""The most partitions that the same rows of a stage may run on."""
+
 _CLIENT_KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _BINARY = "-bin"
 """The end of the keys of gRPC metadata that hold bytes."""
@@ -85,13 +88,25 @@ class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: Confidence = Confidence.MAX
 
 
+class Compete(msgspec.Struct, frozen=True):
+    """Run the rows of a stage on up to `copies` partitions, and take the first answer.
+
+    They run again `after_ms` ms after their batch was sent (0: at once) or, with a `percentile` in (0, 100), once the
+    batch has taken longer than that percentage of such batches.
+    """
+
+    copies: int
+    after_ms: float = 0.0
+    percentile: float = 0.0
+
+
 class Stage(msgspec.Struct, frozen=True):
     """A checked stage: either `model` (a key such as `mlp:1`) or `combine` is set.
 
     It runs for the rows for which all its sources ran and, with `when`, whose confidence is below the threshold. A
     combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source. `weights` are
     those of a weighted mean. `variants` are all models that may run the stage, the most accurate, which is `model`,
-    first; empty when there is no choice.
+    first; empty when there is no choice. With `compete`, several partitions may run the same rows.
     """
 
     name: str
@@ -101,6 +116,7 @@ class Stage(msgspec.Struct, frozen=True):
     when: When | None = None
     variants: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
+    compete: Compete | None = None
 
     @property
     def models(self) -> tuple[str, ...]:

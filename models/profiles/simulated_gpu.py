@@ -1,7 +1,9 @@
 """Latencies of well-known models on GPU partitions by formulas fitted to published measurements.
 
 The figures are simulated, and every profile labels them so. `mps-P` stands for P % of a V100 under MPS (TensorRT),
-`mig-Ng` for a MIG instance of an A100 with 80 GB (PyTorch).
+`mig-Ng` for a MIG instance of an A100 with 80 GB (PyTorch). With `+cC` a worker has C cores for its host work: batches
+of more than `ROWS_A_CORE` rows for each of them take longer in proportion. That rule is an assumption, after figures in
+which a few rows a core are prepared at no cost and many more are not; the fits themselves are for ample cores.
 """
 
 import math
@@ -15,6 +17,9 @@ from sluice.models.units import ms_to_ns
 
 SIGMA = 0.03
 """Standard deviation of the logarithm of latencies; real partitions show 0.02 to 0.05."""
+
+ROWS_A_CORE = 4
+"""Rows of a batch that a core prepares while the device computes."""
 
 _P90, _P99 = math.exp(1.2816 * SIGMA), math.exp(2.3263 * SIGMA)
 _V100_SMS = 80
@@ -115,7 +120,14 @@ def latency_ms(model: str, kind: str, batch: int) -> float:
     fits: dict[str, LaunchBoundFit] | dict[str, LaunchBoundFit | QuotientFit] = MPS if kind.startswith("mps-") else MIG
     if model not in fits:
         raise ConfigError(f"model {model}: cannot be simulated on {kind}; expected one of {', '.join(sorted(fits))}")
-    return fits[model].latency_ms(batch, share)
+    return fits[model].latency_ms(batch, share) * _host_factor(kind, batch)
+
+
+def _host_factor(kind: str, batch: int) -> float:
+    """By what factor a batch takes longer because its worker has few cores."""
+    parsed = parse_kind(kind)
+    cores = 0 if parsed is None else parsed.host_cores
+    return max(1.0, batch / (ROWS_A_CORE * cores)) if cores else 1.0
 
 
 def simulate(model: str, kind: str, batches: Sequence[int]) -> Measurement:

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from sluice.models.profiles.partition_kind import with_host_cores
 from sluice.mps.mig.geometry import share_of_gpu
 
 LEAST_HARD_MEMORY_MB = 96
@@ -80,7 +81,8 @@ class MigPartition(msgspec.Struct, frozen=True, tag="mig", tag_field="kind", for
     """A MIG instance, named by its UUID (`MIG-…`), of a profile such as `2g.20gb`.
 
     `price` is as for cores. `memory_mb` limits the models that it holds, and the memory that ONNX Runtime keeps for
-    each. `cores` are those of the worker's own threads (none: all cores), which it may share with others.
+    each. `cores` are those of the worker's own threads (none: all cores), which it may share with others; their number
+    is part of its kind.
     """
 
     name: str
@@ -97,7 +99,7 @@ class MigPartition(msgspec.Struct, frozen=True, tag="mig", tag_field="kind", for
     @property
     def profile_kind(self) -> str:
         """The key of latency tables."""
-        return f"mig-{self.profile}"
+        return with_host_cores(f"mig-{self.profile}", len(self.cores))
 
     @property
     def gpu_share(self) -> float:
@@ -151,7 +153,7 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
     def profile_kind(self) -> str:
         """The key of latency tables; an elastic share is as fast as a hard one while others are busy."""
         kind = "mps-100" if self.mode is ShareMode.UNCAPPED else f"mps-{self.share_percent}"
-        return f"{kind}/{self.profile}" if self.profile else kind
+        return with_host_cores(f"{kind}/{self.profile}" if self.profile else kind, len(self.cores))
 
     @property
     def gpu_share(self) -> float:

@@ -11,6 +11,7 @@ from scripts.reference.command_line import subparsers
 from scripts.reference.tables import code, paragraph, table
 from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule
 from sluice.batcher.policies.registry import DEFAULT, batch_policies
+from sluice.batcher.settings.planner import PlannerSettings
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.batcher.settings.scaling import ScaleSettings
 from sluice.batcher.settings.scheduling import ModelSettings, PriceSettings
@@ -111,13 +112,15 @@ SERVER = Section(
         "poll_s": "With `control: poll`, the seconds between two checks of the repository.",
         "recycle": "Restart the workers that held an unloaded model, which frees all its memory.",
         "cache_bytes": "Size of the response cache, for models with "
-        "[`response_cache`](model-configuration.md). `0` turns it off.",
+        "[`response_cache`](model-configuration.md). Equal requests that are under way together run once, where the "
+        "first one is due no later than the others. `0` turns the cache off.",
         "allow_client_shm": "Let clients on this machine pass tensors in system shared memory.",
         "client_shm_prefix": "The beginning of the names of shared memory that clients may register. Without it, they "
         "may register every name if `host` is the loopback, and none otherwise.",
         "allow_upload": "Let clients upload [code](../operate/access.md#code), such as a Python model, with a request "
         "to load it.",
         "prices": "Cost of an hour of the machine. See [below](#prices).",
+        "planner": "The planner of pipelines with an objective. See [below](#planner).",
         "statuses": "HTTP statuses of requests that are refused under load. See [below](#statuses).",
         "tls": "Certificates for HTTPS and secure gRPC. See [below](#tls).",
         "restricted": "Parts of the API that only clients with a key may use. See [below](#restricted).",
@@ -146,6 +149,7 @@ SERVER = Section(
         "limits": "see below",
         "front_door": "see below",
         "prices": "see below",
+        "planner": "see below",
         "statuses": "see below",
         "cors": "see below",
         "trace": "see below",
@@ -159,7 +163,8 @@ PARTITION_KEYS = {
     "name": "Name of the partition in metrics and logs.",
     "kind": "`cpu` (the default), `mig` or `mps`.",
     "cores": "Numbers of its cores, as the kernel counts them. On a GPU these are the cores of the worker's own "
-    "threads, which other partitions may share; the default is all cores.",
+    "threads, which other partitions may share; the default is all cores. Their number is part of the kind, such as "
+    "`mig-2g.20gb+c4`.",
     "slowdown": "At least `1`, the default: every batch takes that many times as long. It emulates unequal partitions "
     "on equal cores.",
     "price": "Cost of an hour. The default follows from the [prices](#prices).",
@@ -348,7 +353,7 @@ SECTIONS = (
         "prices",
         PriceSettings,
         {
-            "core_hour": "An hour of a core; a partition of cores costs as much as its cores.",
+            "core_hour": "An hour of a core; a partition costs as much as its `cores`, and as its part of a GPU.",
             "gpu_hour": "An hour of a whole GPU. A share costs its part, an instance its compute slices: `2g.12gb` is "
             "half an A30, a plain `2g` two of seven slices.",
         },
@@ -357,6 +362,20 @@ SECTIONS = (
         "time that the worker computes, and a request pays its share by rows. Metrics, responses and `max_cost` "
         "([explanations and costs](../use/explain.md)) use the same currency.",
         "A partition with a `price` of its own costs that price per hour.",
+    ),
+    Section(
+        "planner",
+        PlannerSettings,
+        {
+            "name": "`exact`, or for comparison one of the literature: `esg`, `infless`, `fast_gshare`, `orion`, "
+            "`aquatope`. See [planners that serve](../operate/planning.md#planners-that-serve).",
+            "replan": "`dispatch` chooses again at every dispatch with `exact` and `esg`, and plans again with the "
+            "others when rates, latencies or partitions change. `once` keeps the first plan that is made at a rate, "
+            "until partitions or models change.",
+            "seed": "The seed of `aquatope`, which draws at random.",
+            "time_limit_ms": "How long a plan may take for each pipeline, in milliseconds, up to 60 000. It bounds the "
+            "searches of `orion` and `esg` as well. Where a plan takes longer, the one before stays.",
+        },
     ),
     Section(
         "quarantine",
@@ -783,6 +802,7 @@ client_shm_prefix: tensors_   # clients register /dev/shm/tensors_…
 allow_upload: true            # clients with the key may load Python models
 cache_bytes: 268435456
 prices: {core_hour: 0.05, gpu_hour: 3.5}
+planner: {name: esg, time_limit_ms: 200}
 statuses: {overload: 429, expired: 504}
 tls: {certificate: server.pem, key: server.key}
 restricted:

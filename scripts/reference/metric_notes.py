@@ -29,6 +29,8 @@ UNITS = {
     "sluice_latency_correction": "factor",
     "sluice_pipeline_objective_percentile": "percent",
     "sluice_batch_failures_total": "batches",
+    "sluice_plan_failures_total": "plans",
+    "sluice_plan_fallbacks_total": "batches",
     "sluice_model_loads_total": "loads",
     "sluice_model_evictions_total": "evictions",
     "sluice_instance_choices_total": "partitions",

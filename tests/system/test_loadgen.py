@@ -19,7 +19,8 @@ import pytest
 from sluice.loadgen.mixes.mix import Mix, MixStream
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.results.folder import read_result, write_result
+from sluice.loadgen.results.folder import write_result
+from sluice.loadgen.results.read import read_result
 from sluice.loadgen.run import runner
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName

@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from sluice.loadgen.records.progress import QueryCounts
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource, TargetModel
 from sluice.loadgen.run.plan import RunPlan, make_plan
@@ -43,6 +44,22 @@ def test_two_processes_send_the_queries_of_one() -> None:
     assert (two.record.sent_ns >= two.record.due_ns).all()
     assert (two.record.done_ns > two.record.sent_ns).all()
     assert two.client_cpu_us_per_query is not None
+
+
+def test_the_progress_of_all_processes_is_seen_while_they_send() -> None:
+    seen: list[QueryCounts] = []
+    counts: list[Callable[[], QueryCounts]] = []
+
+    async def note(number: int, writer: asyncio.StreamWriter) -> None:
+        seen.extend(each() for each in counts)
+        writer.write(ANSWER)
+
+    with server(note) as url:
+        run(RunConfig(target=url, model="m", rate=100, queries=250, warmup_s=0, procs=2), counts.append)
+    last = seen[-1]
+    assert seen[0] == QueryCounts(0, 0)
+    # Each process tells of its queries once a second.
+    assert 0 < last.ended <= last.issued <= 250
 
 
 def test_a_killed_process_makes_the_run_invalid_and_the_others_measure_on() -> None:

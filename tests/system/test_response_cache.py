@@ -1,6 +1,7 @@
 """A real server answers from its cache what it was asked before, over both protocols."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def infer(inputs):
     return {"y": inputs["x"] + f" {runs}".encode()}
 """
 
+SLOW_COUNTER = COUNTER.replace("    global runs\n", "    import time; time.sleep(0.5)\n    global runs\n")
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
@@ -58,10 +61,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
         save_identity(repository / name / "1" / "model.onnx", DataType.FP32, [3])
     (repository / "cached" / "config.pbtxt").write_text(CACHED)
     save_identity(repository / "text" / "1" / "model.onnx", DataType.BYTES, [1])
-    for name, text in (("whole", ENSEMBLE), ("known", KNOWN), ("counter", COUNTING), ("steps", STEPS)):
+    for name, text in (
+        *(("whole", ENSEMBLE), ("known", KNOWN), ("counter", COUNTING), ("steps", STEPS)),
+        ("slow", COUNTING),
+    ):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(text)
     (repository / "counter" / "1" / "model.py").write_text(COUNTER)
+    (repository / "slow" / "1" / "model.py").write_text(SLOW_COUNTER)
     with gateway_server(repository, directory, {"partitions": 1}, ["--cache-bytes", "10000"]) as running:
         yield running
 
@@ -141,6 +148,16 @@ def test_what_was_wanted_least_lately_makes_room(server: GatewayServer) -> None:
     assert len({*others, first}) == 10
     assert answer("b8") == others[8]
     assert answer("a") != first
+
+
+def test_equal_requests_that_are_under_way_run_once(server: GatewayServer) -> None:
+    word = np.array([[b"same"]], np.object_)
+    with ThreadPoolExecutor(8) as threads:
+        asked = [("http", "grpc")[number % 2] for number in range(8)]
+        answers = list(threads.map(lambda protocol: infer(server, protocol, "slow", "x", word).as_numpy("y"), asked))
+    assert len({answer.item() for answer in answers}) == 1
+    success, _, hits, misses, inferences, executions = counts(server, "slow")
+    assert (success, hits, misses, inferences, executions) == (8, 7, 1, 1, 1)
 
 
 def test_an_explanation_says_that_it_came_from_the_cache(server: GatewayServer) -> None:

@@ -9,20 +9,21 @@ the number of kept partial paths is bounded, and options are any the problem lis
 on: the scheduler plans again at every stage.
 """
 
+from functools import partial
 from itertools import product
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from sluice.batcher.planner.baselines.slo_split import normalised_lengths, split_groups, subproblem
-from sluice.batcher.planner.problem.problem import Path, Problem, check_problem, path_of
+from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem, check_problem, path_of
 from sluice.batcher.planner.registry import path_planner
 
-KEPT_PATHS = 1 << 16
-"""Partial paths that go on to the next stage, cheapest first: all there can be after two stages of 256 options."""
-
+GROUP_STAGES = 3
+"""Stages that are searched together."""
+_PATHS_PER_MS = 100  # of a group of 256 options a stage
 _BEST_PATHS = 5  # K: paths that the cost blade keeps, and that a group passes on
-_GROUP_STAGES = 3
 _EXTENDED_AT_ONCE = 1 << 16  # bounds the arrays; a first, small block also finds a bound that prunes the others
 _ROUNDING = 1e-12  # sums of the same costs in another order must not prune
 
@@ -30,8 +31,22 @@ Times = npt.NDArray[np.int64]
 Costs = npt.NDArray[np.float64]
 
 
-@path_planner("esg", "the least cost in groups of up to three stages")
-def plan_esg(problem: Problem, count: int = 1) -> list[Path]:
+class EsgSettings(msgspec.Struct, frozen=True):
+    """`kept_paths` are the partial paths that go on to the next stage, cheapest first.
+
+    The default is all that there can be after two stages of 256 options.
+    """
+
+    kept_paths: int = 1 << 16
+
+
+@path_planner("esg", "the least cost in groups of up to three stages", EsgSettings, work={"kept_paths": _PATHS_PER_MS})
+def esg(settings: EsgSettings) -> PathPlanner:
+    """The planner with its settings."""
+    return partial(plan_esg, kept_paths=settings.kept_paths)
+
+
+def plan_esg(problem: Problem, count: int = 1, *, kept_paths: int = EsgSettings().kept_paths) -> list[Path]:
     """Search each group of stages by itself and put their paths together.
 
     With up to three stages (and up to 256 options each) there is one group and the answer is exact. With more, a
@@ -41,8 +56,8 @@ def plan_esg(problem: Problem, count: int = 1) -> list[Path]:
     keep = max(count, _BEST_PATHS)
     lengths = normalised_lengths(problem)
     found: list[tuple[float, dict[int, int]]] = [(0.0, {})]
-    for group in split_groups(problem, lengths, _GROUP_STAGES):
-        paths = search_group(subproblem(problem, group.stages, group.budget_ns), keep)
+    for group in split_groups(problem, lengths, GROUP_STAGES):
+        paths = search_group(subproblem(problem, group.stages, group.budget_ns), keep, kept_paths)
         longer = [
             (cost + path.cost, choices | dict(zip(group.stages, path.choices, strict=True)))
             for (cost, choices), path in product(found, paths)
@@ -52,13 +67,13 @@ def plan_esg(problem: Problem, count: int = 1) -> list[Path]:
     return sorted(paths, key=lambda path: (path.cost, path.latency_ns))[:count]
 
 
-def search_group(problem: Problem, count: int) -> list[Path]:
+def search_group(problem: Problem, count: int, kept_paths: int = EsgSettings().kept_paths) -> list[Path]:
     """ESG_1Q: the `count` cheapest paths within the budget; every stage needs an option.
 
-    Exact unless more than `KEPT_PATHS` partial paths survive a stage. At most `KEPT_PATHS` times the options of a
+    Exact unless more than `kept_paths` partial paths survive a stage. At most `kept_paths` times the options of a
     stage are looked at for each stage.
     """
-    search = _Search(problem, count)
+    search = _Search(problem, count, kept_paths)
     for _ in problem.stages:
         search.extend()
     order = np.lexsort((search.ends.max(axis=1, initial=0), search.cost))[:count]
@@ -71,10 +86,11 @@ def search_group(problem: Problem, count: int) -> list[Path]:
 class _Search:
     """The partial paths of one group: `choices` and `ends` (paths, stages so far), `cost` (paths,), ascending."""
 
-    def __init__(self, problem: Problem, count: int) -> None:
+    def __init__(self, problem: Problem, count: int, kept_paths: int) -> None:
         stages = problem.stages
         self._problem = problem
         self._count = count
+        self._kept_paths = kept_paths
         self._costs = [stage.cost * stage.probability for stage in stages]
         self._latencies = [stage.latency_ns if stage.on_path else np.zeros_like(stage.latency_ns) for stage in stages]
         self._quickest_ns = [int(latency.min()) for latency in self._latencies]
@@ -145,7 +161,7 @@ class _Search:
             np.concatenate(parts) for parts in zip((empty, empty, empty, np.zeros(0)), *found, strict=True)
         )
         kept = np.argsort(cost, kind="stable")
-        kept = kept[cost[kept] + rest <= self._limit()][:KEPT_PATHS]
+        kept = kept[cost[kept] + rest <= self._limit()][: self._kept_paths]
         self.choices = np.column_stack((self.choices[rows[kept]], columns[kept]))
         self.ends = np.column_stack((self.ends[rows[kept]], ends[kept]))
         self.cost = cost[kept]

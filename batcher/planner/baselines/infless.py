@@ -12,15 +12,29 @@ whose latency, waits included, exceeds the stage's part is left out as well; one
 import numpy as np
 
 from sluice.batcher.planner.baselines.option_grid import option_table
-from sluice.batcher.planner.baselines.slo_split import plan_each_stage
+from sluice.batcher.planner.baselines.slo_split import normalised_lengths, plan_each_stage, stage_budgets
 from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem
 from sluice.batcher.planner.registry import path_planner
 from sluice.models.units import NS_PER_S
 
 
+def fill_times(problem: Problem, path: Path) -> list[int]:
+    """The time for which each stage's batch fills: its part of the objective, less the time of the batch (ns).
+
+    A single row does not wait.
+    """
+    budgets_ns = stage_budgets(problem, normalised_lengths(problem))
+    chosen = [stage.options[choice] for stage, choice in zip(problem.stages, path.choices, strict=True)]
+    return [
+        max(budget_ns - option.service_ns, 0) if option.batch > 1 else 0
+        for option, budget_ns in zip(chosen, budgets_ns, strict=True)
+    ]
+
+
 @path_planner(
     "infless",
     "each stage's most efficient option within half of its part of the objective",
+    queue_times=fill_times,
 )
 def plan_infless(problem: Problem, count: int = 1) -> list[Path]:
     """At most one path, whatever `count`; ConfigError if a stage has only figures."""

@@ -20,6 +20,7 @@ from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem, c
 from sluice.batcher.planner.registry import path_planner
 
 Cell = tuple[int, ...]
+_STEPS_PER_MS = 5  # of three stages
 
 
 class OrionSettings(msgspec.Struct, frozen=True):
@@ -28,7 +29,12 @@ class OrionSettings(msgspec.Struct, frozen=True):
     max_steps: int = 1000
 
 
-@path_planner("orion", "a path that is quick enough, step by step from the smallest configuration", OrionSettings)
+@path_planner(
+    "orion",
+    "a path that is quick enough, step by step from the smallest configuration",
+    OrionSettings,
+    work={"max_steps": _STEPS_PER_MS},
+)
 def orion(settings: OrionSettings) -> PathPlanner:
     """The planner with its settings."""
     return partial(plan_orion, max_steps=settings.max_steps)

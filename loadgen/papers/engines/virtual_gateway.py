@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from sluice.batcher.drivers.simulated_nodes import SimulatedNode
-from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.drivers.simulator import Service, Simulator
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -19,7 +19,15 @@ from sluice.batcher.interface.decisions import (
     LoadModel,
     RejectRequest,
 )
-from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchFailed,
+    Confidences,
+    FailureCause,
+    PartitionReady,
+    RequestArrived,
+)
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
@@ -120,11 +128,24 @@ class _Record:
                     self.loads[decision.model] += 1
 
 
+class _FailingSimulator(Simulator):
+    """A simulator in which batches that `fails` names are lost at their ends, as if with their workers."""
+
+    fails: Callable[[int], bool] | None = None
+
+    def _handle(self, event: AnyEvent) -> None:
+        if self.fails is not None and isinstance(event, BatchCompleted) and self.fails(event.batch):
+            event = BatchFailed(event.batch, FailureCause.WORKER_LOST, "the invocation failed")
+        super()._handle(event)
+
+
 class VirtualGateway:
     """One run of a scheduler with the product's own planner.
 
     The partitions in `holding` begin with those models of their `tables` (default: with all), and the others are loaded
     in `load_ns`. With `measures`, the links of the `nodes` are measured at the start. `observe` sees each step as well.
+    Batches take what `service` says (default: what the `tables` say), and those that `fails` names are lost at their
+    ends and run again.
     """
 
     def __init__(
@@ -136,12 +157,14 @@ class VirtualGateway:
         load_ns: Callable[[LoadModel], int] | None = None,
         nodes: Sequence[SimulatedNode] = (),
         measures: bool = True,
+        service: Service | None = None,
         observe: Callable[[int, AnyEvent | None, list[AnyDecision]], None] | None = None,
+        fails: Callable[[int], bool] | None = None,
     ) -> None:
         self._record = _Record(observe)
-        self.simulator = Simulator(
+        self.simulator = _FailingSimulator(
             Scheduler(spec, LivePlanner()),
-            TabledService(tables),
+            service or TabledService(tables),
             self._record.observe,
             build_plan=build_plan,
             tables=tables,
@@ -149,6 +172,7 @@ class VirtualGateway:
             nodes=nodes,
             measures=measures,
         )
+        self.simulator.fails = fails
         for partition in spec.partitions:
             held = tables[partition.name]
             if holding is not None:

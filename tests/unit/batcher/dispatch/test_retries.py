@@ -438,3 +438,13 @@ def test_a_decoupled_batch_that_was_running_is_not_run_again_and_one_that_waited
         FailRequest(1, Outcome.FAILED_WORKER_LOST, "killed by signal 9")
     ]
     assert step(scheduler, 2 * MS, PartitionReady("cpu0", {"m:1": ONE})) == [dispatch(3, [2], RETRY)]
+
+
+def test_what_is_retried_runs_on_another_kind_where_it_would_be_late_on_its_own() -> None:
+    kinds = (PartitionConfig("slow", "s"), PartitionConfig("fast", "f", price=5.0))
+    for deadline_ns, host in ((S, "slow"), (27 * MS, "fast")):
+        scheduler = Scheduler(spec_of([model("m:1", 1)], partitions=kinds))
+        step(scheduler, 0, PartitionReady("slow", {"m:1": LatencyTable.from_ms({1: 20})}))
+        assert step(scheduler, 0, arrival(1, deadline_ns)) == [dispatch(1, [1], FULL, partition="slow")]
+        step(scheduler, 0, PartitionReady("fast", {"m:1": ONE}))
+        assert step(scheduler, 20 * MS, lost(1)) == [dispatch(2, [1], RETRY, partition=host)]

@@ -283,3 +283,18 @@ def test_the_correction_is_the_middle_one_of_the_sizes_that_ran() -> None:
         for _ in range(200):
             estimate.observe(rows, int(estimate.profile_ns(rows) * factor))
     assert estimate.correction == pytest.approx(2, rel=0.05)
+
+
+def test_the_table_is_made_again_only_when_something_has_changed_it() -> None:
+    estimate = LatencyEstimate(GAINING, 8, HAND_OFF_NS)
+    first = estimate.table
+    assert estimate.table is first
+    estimate.observe(8, 2 * estimate.expected_ns(8))
+    second = estimate.table
+    assert second.latency_ns(8) > first.latency_ns(8)
+    assert estimate.table is second
+    estimate.limit(2)
+    assert [size for size, _ in estimate.table.cells] == [1, 2]
+    limited = estimate.table
+    estimate.decay()
+    assert estimate.table is not limited

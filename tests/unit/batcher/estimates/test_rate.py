@@ -49,3 +49,8 @@ def test_without_traffic_the_estimate_falls_to_zero_and_no_further() -> None:
 
 def test_nothing_ever_is_a_rate_of_nothing() -> None:
     assert taken(0, 0) == [0, 0]
+
+
+def test_nothing_comes_at_no_rate_and_the_first_rows_move_level_and_trend() -> None:
+    # Level 40 and trend 8; then level 28.8 and trend 4.16.
+    assert taken(0, 0, 0, 100, 0) == pytest.approx([0, 0, 0, 48, 32.96])

@@ -547,3 +547,43 @@ def test_a_batch_that_closes_without_requests_that_would_be_late_has_more_time_k
     decisions = step(scheduler, 2_800 * US)
     assert [decision.request for decision in decisions if isinstance(decision, EvictRequest)] == [3, 4, 5]
     assert pipeline.drift == pytest.approx(1.5 * 0.05 / 3.8), "all of a batch are late together"
+
+
+def test_a_stage_ends_before_its_later_stage_has_to_begin_where_that_has_its_place() -> None:
+    slow, fast = LatencyTable.from_ms({1: 20}), ONE
+    partitions = (PartitionConfig("cpu0", "cpu1"), PartitionConfig("slow", "s"), PartitionConfig("fast", "f"))
+    spec = spec_of(
+        [model("a:1", 1), model("b:1", 1), model("c:1", 1)], [chain("a:1", "b:1"), single("c:1")], partitions=partitions
+    )
+    scheduler = Scheduler(spec)
+    step(scheduler, 0, PartitionReady("cpu0", {"a:1": ONE}), PartitionReady("slow", {"b:1": slow}))
+    step(scheduler, 0, PartitionReady("fast", {"b:1": fast, "c:1": LatencyTable.from_ms({1: 30})}))
+    step(scheduler, 0, arrival(1, S, "c:1"))  # the fast partition is busy for 30 ms
+    scheduler.handle(arrival(2, 25 * MS, "chain:1"), 0)
+    hosts = scheduler.dispatcher.fleet.partitions
+    assert planned(scheduler)["slow"] == [("b:1", 1.0, 20_000)]
+    # Of 25 ms, the later stage and its hand-offs take 20.15 ms there, and those of the first stage 0.15 ms.
+    assert hosts["cpu0"].planned[0].latest_ns == 4700 * US
+
+
+def test_a_batch_whose_time_another_takes_has_the_time_of_that_one() -> None:
+    ten, fifteen = LatencyTable.from_ms({1: 10}), LatencyTable.from_ms({1: 15})
+    spec = spec_of(
+        [model("a:1", 1), model("b:1", 1)], [chain("a:1", "b:1"), single("b:1")], partitions=("cpu0", "cpu1", "cpu2")
+    )
+    scheduler = Scheduler(spec)
+    step(scheduler, 0, PartitionReady("cpu0", {"a:1": fifteen}))
+    step(scheduler, 0, PartitionReady("cpu1", {"b:1": ten}), PartitionReady("cpu2", {"b:1": ten}))
+    step(scheduler, 0, arrival(1, S, "b:1"), arrival(2, S, "b:1"))
+    step(scheduler, 0, arrival(3, 30 * MS, "chain:1"))
+    step(scheduler, 0, arrival(4, 29 * MS, "b:1"))
+    assert planned(scheduler) == {"cpu0": [], "cpu1": [("b:1", 1.0, 10_000)], "cpu2": [("b:1", 1.0, 10_000)]}
+    first = scheduler.requests[3].places[1]
+    assert first is not None
+    here = first[0].partition.name
+    batch = 1 if here == "cpu1" else 2
+    # The other partition is late with its batch, so the last request runs where the chain's stage has its place.
+    (run,) = step(scheduler, 10 * MS, completed(batch, 0, 10 * MS))[1:]
+    assert run == dispatch(4, [4], FULL, model="b:1", partition=here)
+    assert planned(scheduler)[here] == []
+    assert planned(scheduler)["cpu2" if here == "cpu1" else "cpu1"] == [("b:1", 1.0, 10_000)]

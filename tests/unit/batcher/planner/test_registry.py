@@ -47,7 +47,7 @@ def test_a_seed_gives_the_same_answer_again() -> None:
     ("name", "settings", "message"),
     [
         ("magic", {}, "planner magic: expected one of aquatope, brute_force, esg"),
-        ("esg", {"seed": 1}, "planner esg: unknown setting seed; expected none"),
+        ("esg", {"seed": 1}, "planner esg: unknown setting seed; expected kept_paths"),
         ("orion", {"steps": "1"}, "planner orion: unknown setting steps; expected max_steps"),
         ("orion", {"max_steps": "few"}, r"planner orion: Expected `int`, got `str` - at `\$.max_steps`"),
     ],

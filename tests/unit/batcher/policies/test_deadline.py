@@ -1,10 +1,12 @@
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import CompleteRequest, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.base import Choice
-from sluice.batcher.policies.deadline import DeadlinePolicy
+from sluice.batcher.policies.deadline import DeadlinePolicy, stage_slack_ns
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import (
@@ -290,3 +292,32 @@ def test_a_batch_that_gathers_closes_earlier_by_its_way() -> None:
     queue = WaitingQueue(Waiting(1250 * US))
     assert policy.choose(queue, context) == Choice(0, DELAY, 100 * US, 4)
     assert policy.choose(queue, context._replace(round_trip_ns=90 * US)) == Choice(0, DELAY, 10 * US, 4)
+
+
+@pytest.mark.parametrize(("rest_ms", "rows"), [(0, 6), (1, 4), (3, 2)])
+def test_a_batch_takes_the_share_of_its_stage_of_the_time_left(rest_ms: int, rows: int) -> None:
+    """A row takes 1 ms and 0.15 ms of hand-off, and 8.85 ms are left behind that: all, 0.535 and 0.277 of them."""
+    context = idle(LatencyTable.from_ms({size: float(size) for size in range(1, 9)}))
+    queue = WaitingQueue(*[Waiting((9 - rest_ms) * MS, rest_ns=rest_ms * MS)] * 6)
+    assert DeadlinePolicy(Limits())._size(queue, context, 6) == rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 10**9), st.sets(st.integers(0, 6))), min_size=1, max_size=7),
+    st.integers(0, 10**10),
+)
+def test_stages_that_take_all_their_slack_are_in_time_on_every_path(
+    dag: list[tuple[int, set[int]]], left_ns: int
+) -> None:
+    own_ns = [own for own, _ in dag]
+    sources = [[each for each in before if each < index] for index, (_, before) in enumerate(dag)]
+    rest_ns = [0] * len(dag)
+    for index in reversed(range(len(dag))):
+        for source in sources[index]:
+            rest_ns[source] = max(rest_ns[source], own_ns[index] + rest_ns[index])
+    ends_ns: list[int] = []
+    for index, own in enumerate(own_ns):
+        begin_ns = max((ends_ns[source] for source in sources[index]), default=0)
+        ends_ns.append(begin_ns + stage_slack_ns(left_ns - begin_ns, own, rest_ns[index]))
+    assert max(ends_ns) <= left_ns

@@ -42,11 +42,13 @@ def test_aimd_adds_rows_after_full_batches_within_the_budget() -> None:
     assert grown(AimdSize(AimdSettings(add=4)), 3) == [5, 9, 13]
 
 
-def test_aimd_does_not_grow_by_batches_that_were_not_full() -> None:
+def test_aimd_grows_by_batches_of_the_size_before_and_by_no_smaller_ones() -> None:
     size = AimdSize(AimdSettings(add=4))
     grown(size, 3)
-    size.observe(12, MS)
+    size.observe(8, MS)
     assert size.rows == 13
+    size.observe(9, MS)
+    assert size.rows == 17
 
 
 def test_aimd_keeps_its_share_after_a_late_batch_and_stays_between_budget_and_target() -> None:
@@ -148,10 +150,19 @@ def test_a_smaller_batch_waits_for_the_delay(settings: PolicyConfig) -> None:
     assert learner.choose(queue, context._replace(now_ns=3 * MS)) == Choice(1, ReleaseReason.DELAY)
 
 
-def test_a_batch_under_load_is_predicted_where_its_time_is_the_budget() -> None:
-    learner = policy(AimdSettings(target_ms=1.3, budget=1))
-    assert learner.full_rows(idle(GAINING).estimate) == 4
-    assert policy(AimdSettings(target_ms=0.5)).full_rows(idle(GAINING).estimate) == 1
+def test_a_batch_under_load_is_predicted_to_have_the_largest_size_that_a_partition_has_learned() -> None:
+    learner, estimate = policy(AimdSettings(add=3)), idle(GAINING).estimate
+    assert learner.full_rows(estimate) == 1
+    learner.observe("fast", 1, MS)
+    learner.observe("slow", 1, MS)
+    assert learner.full_rows(estimate) == 4
+    learner.observe("fast", 4, MS)
+    assert learner.full_rows(estimate) == 7
+    learner.observe("fast", 4, 30 * MS)  # down to 3, less than the other one has
+    assert learner.full_rows(estimate) == 4
+    for _ in range(9):
+        learner.observe("fast", learner.sizes()["fast"], MS)
+    assert learner.full_rows(estimate) == 8 == estimate.max_rows
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,18 @@ from tests.support.scheduling.builders import US, S
 
 
 class Waiting(NamedTuple):
-    """The rows of a request of one stage that came at 0 ns."""
+    """The rows of a request that came at 0 ns, whose later stages need `rest_ns`."""
 
     stage_deadline_ns: int = S
     rows: int = 1
     enqueued_ns: int = 0
     planned_rows: int = 0
     follows: bool = False
+    rest_ns: int = 0
 
     @property
     def deadline_ns(self) -> int:
-        return self.stage_deadline_ns
+        return self.stage_deadline_ns + self.rest_ns
 
 
 class WaitingQueue:

@@ -3,7 +3,7 @@
 from sluice.batcher.residency.partition_memory import Resident, choose_victims
 
 OLD, NEWER, NEWEST = Resident(0, 10, "old", 5), Resident(0, 20, "newer", 5), Resident(0, 30, "newest", 10)
-ALL = [NEWEST, OLD, NEWER]
+ALL = [OLD, NEWER, NEWEST]
 
 
 def any_model(key: str) -> bool:
@@ -29,6 +29,6 @@ def test_what_may_not_go_stays() -> None:
 
 def test_the_less_important_goes_first_and_nothing_for_what_is_less_important() -> None:
     important = Resident(2, 0, "important", 5)
-    assert choose_victims([important, NEWER], 5, 2, any_model) == ("newer",)
-    assert choose_victims([important, NEWER], 10, 2, any_model) == ("newer", "important")
-    assert choose_victims([important, NEWER], 10, 1, any_model) is None
+    assert choose_victims([NEWER, important], 5, 2, any_model) == ("newer",)
+    assert choose_victims([NEWER, important], 10, 2, any_model) == ("newer", "important")
+    assert choose_victims([NEWER, important], 10, 1, any_model) is None

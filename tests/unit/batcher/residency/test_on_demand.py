@@ -131,6 +131,33 @@ def test_what_cannot_be_in_time_with_the_load_is_refused_at_once() -> None:
     assert reason(step(scheduler, 20 * MS, arrival(4, 24 * MS, "c")))[0] is Outcome.REJECTED_DEADLINE
 
 
+def test_a_request_is_refused_if_the_partition_that_loads_its_model_has_no_time_left_for_it() -> None:
+    scheduler = up(demanded("a", "b"), cpu0="a")
+    for number in range(12):
+        step(scheduler, 0, arrival(number, 13 * MS, "a"))
+    # a has work for 12 ms and b is there after 10 ms, but its 1.15 ms come after those of a.
+    assert reason(step(scheduler, 0, arrival(20, int(13.1 * MS), "b"))) == (
+        Outcome.REJECTED_DEADLINE,
+        "model b is not loaded: predicted to complete in 13.2 ms with its load, 13.1 ms are left",
+    )
+    assert step(scheduler, 0, arrival(21, 14 * MS + 150 * US, "b")) == [LoadModel("cpu0", "b")]
+
+
+def test_the_time_of_a_request_that_waits_for_a_load_is_not_promised_to_others() -> None:
+    scheduler = up(demanded("a", "b"), cpu0="a")
+    assert step(scheduler, 0, arrival(1, 13 * MS, "b")) == [LoadModel("cpu0", "b")]
+    # b is there after 10 ms; both batches of a run before, and a third one would make b late.
+    assert step(scheduler, 9 * MS, arrival(2, 12_500_000, "a")) == [dispatch(1, [2], FULL, model="a")]
+    assert step(scheduler, 9 * MS, arrival(3, 12_500_000, "a")) == []
+    assert reason(step(scheduler, 9 * MS, arrival(4, 12_500_000, "a")))[0] is Outcome.REJECTED_DEADLINE
+    step(scheduler, 10 * MS, ModelLoaded("cpu0", "b", ONE))
+    decisions = step(scheduler, 10 * MS, completed(1, 9 * MS, 10 * MS))
+    decisions += step(scheduler, 11 * MS, completed(2, 10 * MS, 11 * MS))
+    decisions += step(scheduler, 12 * MS, completed(3, 11 * MS, 12 * MS))
+    settled = [each for each in decisions if isinstance(each, CompleteRequest | EvictRequest)]
+    assert settled == [CompleteRequest(request, Outcome.COMPLETED) for request in (2, 3, 1)]
+
+
 def test_a_load_takes_what_the_last_ones_took() -> None:
     scheduler = up(demanded("a", "b", "c"), cpu0="ab")
     step(scheduler, 0, arrival(1, S, "c"))

@@ -1,7 +1,9 @@
 import msgspec
+import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import (
+    CompeteConfig,
     ConfidenceSpec,
     Limits,
     PartitionConfig,
@@ -16,9 +18,10 @@ from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.scheduling import ModelSettings, ServingSettings
-from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.batcher.settings.spec_builder import build_spec, check_competition, pipeline_key
+from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
-from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Stage, TensorSource, When
+from sluice.models.pipelines.pipeline import Combiner, Compete, Confidence, Late, Pipeline, Stage, TensorSource, When
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 
@@ -257,3 +260,26 @@ def test_a_policy_is_a_model_s_own_or_the_default() -> None:
 
 def test_a_pipeline_is_known_by_name_and_version() -> None:
     assert pipeline_key(single_model(LARGE)) == "large:2"
+
+
+def competing(copies: int) -> Pipeline:
+    served = pipeline("p", Stage("first", {"x": TensorSource("request", "x")}, model="small:1"))
+    first = msgspec.structs.replace(served.stages[0], compete=Compete(copies, 2.5))
+    return msgspec.structs.replace(served, stages=(first,))
+
+
+def test_a_stage_competes_after_ns() -> None:
+    (config,) = build_spec([SMALL], [competing(2)], [CPU0]).pipelines
+    assert config.stages[0].compete == CompeteConfig(2, 2_500_000)
+
+
+def test_a_stage_competes_on_no_more_partitions_than_may_hold_its_model() -> None:
+    spec = build_spec([SMALL], [competing(2)], [CPU0])
+    other, fixed = PartitionConfig("cpu1", "cpu1"), PartitionConfig("gpu0", "t4", models=("large:2",), fixed=True)
+    check_competition(spec.pipelines, [CPU0, other])
+    message = (
+        r"pipeline p:3: stages\.first\.compete: 1 partition may hold model small:1; expected at least 2, one for each"
+    )
+    for partitions in ([CPU0], [CPU0, fixed]):
+        with pytest.raises(ConfigError, match=message):
+            check_competition(spec.pipelines, partitions)

@@ -81,7 +81,7 @@ def test_partitions_are_of_all_kinds(tmp_path: Path) -> None:
         MpsPartition("rest", GPU, 50, 30_000, ShareMode.UNCAPPED),
     )
     assert config.strict
-    assert [each.profile_kind for each in config.partitions] == ["cpu1", "mig-2g.20gb", "mps-50", "mps-100"]
+    assert [each.profile_kind for each in config.partitions] == ["cpu1", "mig-2g.20gb+c1", "mps-50", "mps-100"]
 
 
 def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
@@ -105,7 +105,8 @@ def test_the_documented_example_is_a_configuration_with_every_key(tmp_path: Path
 
 @pytest.mark.parametrize("settings", [ServerConfig(), ServerLimits(), DeadlineSettings(), PriceSettings()])
 def test_every_key_is_documented_and_so_are_the_defaults(settings: msgspec.Struct) -> None:
-    defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", DOCUMENT, re.MULTILINE))
+    # Of keys in several tables, such as `name`, those of the policies come first.
+    defaults = dict(reversed(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", DOCUMENT, re.MULTILINE)))
     for key, value in json.loads(msgspec.json.encode(settings)).items():
         assert f"\n| `{key}` |" in DOCUMENT
         if not isinstance(value, dict) and key != "partitions":
@@ -212,7 +213,10 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "policy: {name: timeout, max_delay_ms: -1}",
             "policy: max_delay_ms: expected a finite number of at least 0, got -1",
         ),
-        ("policy: {max_delay_ms: 3}", "policy: max_delay_ms belongs to policy timeout, not to deadline"),
+        (
+            "policy: {max_delay_ms: 3}",
+            "policy: max_delay_ms belongs to policy aimd or quantile or timeout, not to deadline",
+        ),
         (
             "policy: {name: timeout, objective: cost}",
             "policy: objective belongs to policy deadline, not to timeout",
@@ -333,6 +337,14 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "not end in '-bin', got 'X-Tenant'",
         ),
         ("trace_requests: -1", "trace_requests: expected 0 to 1000000, got -1"),
+        ("planner: {name: egs}", "planner.name: Invalid enum value 'egs'"),
+        ("planner: {seed: -1}", "planner: seed: expected at least 0, got -1"),
+        ("planner: {time_limit_ms: 0}", "planner: time_limit_ms: expected above 0, up to 60000, got 0"),
+        (
+            "planner: {name: orion}\ntriton: [{name: t, url: 'a:1'}]",
+            "planner: expected exact or esg, since triton server 't' has no share of a machine, got orion, which "
+            "compares partitions by share",
+        ),
         ("prices: {core_hour: -3}", "prices: core_hour: expected a finite price of at least 0, got -3"),
         ("prices: {gpu_hour: .inf}", "prices: gpu_hour: expected a finite price of at least 0, got inf"),
         (

@@ -8,6 +8,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import NotFoundError, PartitionError, RejectedError, RequestError, WorkerGone
 from sluice.models.units import NS_PER_MS, NS_PER_S
 from tests.support.gateway.runtime_bench import READY, Bench, FullDisk, Refusing, outcomes
@@ -335,5 +336,62 @@ def test_what_the_executor_reports_of_partitions_reaches_the_inventory_and_the_s
         assert (bench.inventory.is_up("cpu0"), bench.inventory.failed) == (False, {"big:1": "it was loading"})
         await asyncio.sleep(0)
         assert [event for _, event, _ in bench.steps.steps if isinstance(event, PartitionLost)] == [lost]
+
+    run_virtual(main)
+
+
+def held(bench: Bench, slo_ms: int = 1000) -> Submission:
+    options = RequestOptions((), 1, "", 0, slo_ms * NS_PER_MS)
+    submission = bench.runtime.hold("mlp:1", options, bench.loop.now_ns)
+    assert submission is not None
+    return submission
+
+
+def test_a_held_request_is_answered_with_the_outputs_of_another_or_runs_after_all() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        first, late, second = held(bench), held(bench, slo_ms=1), held(bench)
+        await asyncio.sleep(0.002)
+        assert bench.steps.batches() == []
+        for each in (first, late):
+            bench.runtime.answer_held(each, {})
+        options = RequestOptions((), 1, "", 0, 1000 * NS_PER_MS)
+        bench.runtime.run_held(second, {}, options, "", None)
+        answers = [(await each.future) for each in (first, late, second)]
+        assert [each.outcome for each in answers] == [Outcome.COMPLETED, Outcome.COMPLETED_LATE, Outcome.COMPLETED]
+        assert answers[0].reason == "it was answered with an equal request that was under way"
+        (batch,) = bench.steps.batches()
+        assert batch.members[0].request == second.request
+        assert second.trace.arrival.deadline_ns == 1000 * NS_PER_MS
+        assert bench.runtime.in_flight == 0
+
+    run_virtual(main)
+
+
+def test_a_held_request_is_cancelled_at_once_and_does_not_run_then() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        submission = held(bench)
+        future = submission.future
+        bench.runtime.cancel(submission.request)
+        assert (await future).outcome is Outcome.CANCELLED_CLIENT
+        bench.runtime.run_held(submission, {}, RequestOptions((), 1, "", 0, NS_PER_S), "", None)
+        bench.runtime.answer_held(submission, {})
+        await asyncio.sleep(0.01)
+        assert bench.steps.batches() == []
+        assert outcomes(bench) == {Outcome.CANCELLED_CLIENT: 1}
+
+    run_virtual(main)
+
+
+def test_a_server_that_stops_answers_what_is_held() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        submission = held(bench)
+        future = submission.future
+        assert bench.runtime.close() == 1
+        assert (await future).outcome is Outcome.FAILED_UNAVAILABLE
+        bench.runtime.answer_held(submission, {})
+        assert bench.runtime.hold("mlp:1", RequestOptions((), 1, "", 0, NS_PER_S), 0) is None
 
     run_virtual(main)

@@ -1,14 +1,18 @@
 """Plans are built beside the event loop, steps to other sizes are judged there, and headrooms are found."""
 
 import asyncio
+import threading
 
+import msgspec
 import pytest
 
+from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import BuildPlan, JudgeSteps
 from sluice.batcher.interface.events import PlanBuilt, StepsJudged
-from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.planner.build import build_plan
-from sluice.gateway.runtime.plan_building import PlanBuilding
+from sluice.gateway.runtime.plan_building import PlanBuilding, PlanFailure
 from tests.unit.batcher.planner.test_headroom import observed, spec
 from tests.unit.batcher.scheduler.test_resizer import Traffic
 
@@ -51,6 +55,46 @@ def test_where_steps_cannot_be_judged_none_is_asked_for(
     _, order = traffic.judged[-1]
     assert judged(order, traffic).ask is None
     assert "steps to other sizes could not be judged" in caplog.text
+
+
+def test_a_plan_that_takes_too_long_is_given_up_and_counted() -> None:
+    ended = threading.Event()
+
+    def slow(asked: SchedulerSpec, seen: Observed) -> Plan:
+        ended.wait(5)
+        return build_plan(asked, seen)
+
+    async def main() -> None:
+        built: asyncio.Queue[PlanBuilt | StepsJudged] = asyncio.Queue()
+        building = PlanBuilding(slow, None, built.put_nowait)
+        hurried = msgspec.structs.replace(spec("m"), planner=PlannerConfig(limit_ms=1))
+        building.begin(BuildPlan(1, observed(m=10.0)), hurried)
+        assert await built.get() == PlanBuilt(1, None)
+        ended.set()
+        # What comes of it later is dropped, and the next plan is built as usual.
+        building.begin(BuildPlan(2, observed(m=10.0)), spec("m"))
+        event = await built.get()
+        assert isinstance(event, PlanBuilt)
+        assert (event.build, event.plan is None) == (2, False)
+        assert building.failures == {PlanFailure.TIME: 1}
+        building.close()
+
+    asyncio.run(main())
+
+
+def test_a_planner_that_throws_is_counted() -> None:
+    def broken(asked: SchedulerSpec, seen: Observed) -> Plan:
+        raise RuntimeError("out of order")
+
+    async def main() -> None:
+        built: asyncio.Queue[PlanBuilt | StepsJudged] = asyncio.Queue()
+        building = PlanBuilding(broken, None, built.put_nowait)
+        building.begin(BuildPlan(1, observed(m=10.0)), spec("m"))
+        assert await built.get() == PlanBuilt(1, None)
+        assert building.failures == {PlanFailure.ERROR: 1}
+        building.close()
+
+    asyncio.run(main())
 
 
 def test_headrooms_are_found_for_the_latest_plan_once_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,21 +70,32 @@ def test_the_line_of_a_missed_probe_says_how_many_queries_waited() -> None:
     ],
 )
 def test_the_result_of_a_search(rate: float | None, failed: float | None, confirmed: bool, text: str) -> None:
-    assert max_rate_text(MaxRate(rate, failed, confirmed, (probe(result(50.0)),))) == f"Result: {text}\n"
+    found = MaxRate(rate, failed, confirmed, (probe(result(50.0)),))
+    assert max_rate_text(found, 0.1) == f"Result: {text}\n"
+
+
+def test_runs_too_short_for_the_precision_are_named_with_what_they_tell_apart() -> None:
+    found = MaxRate(10.0, 11.0, True, (probe(result(10.0, queries=500), confirms=True),))
+    note = (
+        "Note: 500 Poisson arrivals, as in a run that confirms the rate, tell rates apart that differ by 10 %; "
+        "a longer --duration has more\n"
+    )
+    assert max_rate_text(found, 0.05).startswith(note)
+    assert "Note" not in max_rate_text(found, 0.06)
 
 
 def test_a_limit_of_the_client_is_not_called_the_targets() -> None:
     limited = probe(result(400.0, latency_ms=11, late_ms=5))
-    text = max_rate_text(MaxRate(282.8, 400.0, True, (limited,)))
+    text = max_rate_text(MaxRate(282.8, 400.0, True, (limited,)), 0.1)
     assert "; 400.0/s exceeded the client's capacity, the real maximum may be higher (1 probes)" in text
-    assert max_rate_text(MaxRate(None, 400.0, False, (limited,))).startswith(
+    assert max_rate_text(MaxRate(None, 400.0, False, (limited,)), 0.1).startswith(
         "Result: no rate met the objective; 400.0/s exceeded the client's capacity: limited by the client: it was 5.00"
     )
 
 
 def test_a_search_of_runs_that_are_too_short_says_how_long_they_have_to_be() -> None:
     short = probe(result(100.0, queries=458))
-    assert max_rate_text(MaxRate(None, 100.0, False, (short,))) == (
+    assert max_rate_text(MaxRate(None, 100.0, False, (short,)), 0.1) == (
         "Result: no rate met the objective; at 100.0/s too short: 458 queries after the warm-up; "
         "a claim about 99 % needs 459; try --duration 1 or more, or a higher --start (1 probes)\n"
     )
@@ -93,7 +104,7 @@ def test_a_search_of_runs_that_are_too_short_says_how_long_they_have_to_be() -> 
 def test_a_search_whose_higher_rates_missed_does_not_advise_a_higher_start() -> None:
     missed, short = probe(result(200.0, latency_ms=11)), probe(result(100.0, queries=458, latency_ms=11))
     assert missed.verdict is Verdict.MISSED
-    assert max_rate_text(MaxRate(None, 100.0, False, (missed, short))).endswith("or more (2 probes)\n")
+    assert max_rate_text(MaxRate(None, 100.0, False, (missed, short)), 0.1).endswith("or more (2 probes)\n")
 
 
 def write_search(path: Path, results: list[RunResult], settings: SearchSettings, confirms: int = 0) -> None:

@@ -10,8 +10,8 @@ import pytest
 from sluice.loadgen.records.model_statistics import ModelActivity
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport
 from sluice.loadgen.reports.document import run_json, runs_json
-from sluice.loadgen.results.folder import check_folder, read_result, write_result
-from sluice.loadgen.results.read import read_results
+from sluice.loadgen.results.folder import check_folder, write_result
+from sluice.loadgen.results.read import read_result, read_results
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
@@ -134,7 +134,7 @@ def _write(file: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "reason"),
     [
-        ("result.json", b"{", r"result.json: not JSON"),
+        ("result.json", b"{", r"result.json: not the JSON of a result"),
         ("result.json", b'{"kind": "find-max"}', r"expected the report of a run, got kind 'find-max'"),
         ("result.json", b'{"kind": "run", "schema_version": 99}', r"expected schema version 1, got 99"),
         ("result.json", b'{"kind": "run", "schema_version": 1}', r"not the report of a run: 'validity'"),

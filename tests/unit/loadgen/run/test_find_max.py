@@ -5,7 +5,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from sluice.loadgen.run.find_max import MaxRate, Probe, ProbePlan, SearchSettings, find_max, shortest_probe_s
+from sluice.loadgen.run.find_max import (
+    MaxRate,
+    Probe,
+    ProbePlan,
+    SearchSettings,
+    find_max,
+    queries_to_resolve,
+    resolution,
+    shortest_probe_s,
+)
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
@@ -213,3 +222,15 @@ def test_the_shortest_probe_is_as_long_as_an_overload_by_the_precision_takes_to_
     # 2 % too much work makes a queue of 0.1 s in 5 s.
     assert shortest_probe_s(warmup_s=1.0, slo_ms=100, precision=0.02) == pytest.approx(6.0)
     assert shortest_probe_s(warmup_s=1.0, slo_ms=None, precision=0.02) == 1.0
+
+
+def test_the_arrivals_of_a_run_vary_by_less_than_the_precision_where_it_has_enough_queries() -> None:
+    # The rate of n Poisson arrivals has a relative deviation of 1/sqrt(n), of which 2.326 are exceeded once in 100.
+    assert resolution(10_000) == pytest.approx(0.02326, abs=0.00001)
+    assert [queries_to_resolve(precision) for precision in (0.02, 0.01, 0.0001)] == [13_530, 54_119, 1_000_000]
+    assert resolution(queries_to_resolve(0.05)) <= 0.05
+
+
+def test_a_probe_is_as_long_as_its_queries_take_and_a_day_at_most() -> None:
+    settings = SearchSettings(duration_s=30.0, queries=6000)
+    assert [settings.longest_s(rate) for rate in (1000.0, 100.0, 0.01)] == [30.0, 60.0, 86_400.0]

@@ -1,9 +1,11 @@
+import msgspec
 import pytest
 
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import check_pipeline, single_model
 from sluice.models.pipelines.file import decode_pipeline
-from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Stage, TensorSource, When
+from sluice.models.pipelines.pipeline import Combiner, Compete, Confidence, Late, Pipeline, Stage, TensorSource, When
+from sluice.models.sequence_batching import SequenceBatching
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 from tests.support.located import without_line
@@ -452,3 +454,50 @@ def test_inputs_are_text_if_a_model_that_takes_only_text_gets_them() -> None:
     pipeline = check_pipeline(file, models, name="p", path="")
     assert {each.name for each in pipeline.inputs} == {"a", "b"}
     assert pipeline.text_inputs == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("written", "compete"),
+    [
+        ("{}", Compete(2)),
+        ("{copies: 7, after: 0}", Compete(7)),
+        ("{copies: 3, after: 12.5}", Compete(3, 12.5)),
+        ("{after: p90}", Compete(2, percentile=90.0)),
+        ("{after: p99.5}", Compete(2, percentile=99.5)),
+    ],
+)
+def test_a_stage_competes(written: str, compete: Compete) -> None:
+    text = f"stages: {{a: {{model: small, inputs: {{x: request.x}}, compete: {written}}}}}\noutputs: {{y: a.probs}}"
+    assert check(text).stages[0].compete == compete
+
+
+AFTER = "compete.after: expected 0, a number of milliseconds up to 86400000 or a percentile such as p90, got "
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("{copies: 1}", "compete.copies: expected 2 to 7, got 1"),
+        ("{copies: 8}", "compete.copies: expected 2 to 7, got 8"),
+        ("{after: -1}", AFTER + "-1"),
+        ("{after: p0}", AFTER + "'p0'"),
+        ("{after: p100}", AFTER + "'p100'"),
+        ("{after: soon}", AFTER + "'soon'"),
+        ("{after: .inf}", AFTER + "inf"),
+        ("{copy: 2}", "compete: Object contains unknown field `copy`"),
+    ],
+)
+def test_a_stage_that_competes_badly_is_refused_with_the_place(written: str, message: str) -> None:
+    text = f"stages: {{a: {{model: small, inputs: {{x: request.x}}, compete: {written}}}}}\noutputs: {{y: a.probs}}"
+    with pytest.raises(ConfigError) as refused:
+        check(text)
+    assert without_line(refused.value).startswith(f"repo/p/pipeline.yaml: stages.a.{message}")
+
+
+def test_a_combiner_and_a_model_with_sequences_do_not_compete() -> None:
+    with pytest.raises(ConfigError, match=r"stages\.vote: Object contains unknown field `compete`"):
+        check(ENSEMBLE.replace("most_confident,", "most_confident, compete: {},"))
+    states = msgspec.structs.replace(MODELS["small:1"], sequence_batching=SequenceBatching())
+    text = "stages: {a: {model: small, inputs: {x: request.x}, compete: {}}}\noutputs: {y: a.probs}"
+    with pytest.raises(ConfigError, match=r"stages\.a\.compete: model 'small:1' keeps states of sequences, which"):
+        check_pipeline(decode_pipeline(text, "f"), {"small:1": states}, name="p", path="f")

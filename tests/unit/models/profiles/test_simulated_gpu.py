@@ -91,7 +91,14 @@ def test_shares_are_what_is_granted() -> None:
     assert gpu_fraction_of("mig-1g.20gb") == GpuFraction(1 / 7, 2 / 8)
 
 
-@pytest.mark.parametrize("kind", ["mps-5", "mps-101", "mps-", "mig-5g", "mig-1g.7gb", "cpu1", "mps-50 "])
+@pytest.mark.parametrize(("kind", "batch", "factor"), [("+c1", 4, 1), ("+c1", 8, 2), ("+c2", 16, 2), ("+c4", 16, 1)])
+def test_with_few_host_cores_large_batches_take_longer(kind: str, batch: int, factor: int) -> None:
+    for device in ("mig-2g", "mps-40"):
+        alone = latency_ms("resnet50", device, batch)
+        assert latency_ms("resnet50", device + kind, batch) == pytest.approx(factor * alone)
+
+
+@pytest.mark.parametrize("kind", ["mps-5", "mps-101", "mps-", "mig-5g", "mig-1g.7gb", "cpu1", "mps-50 ", "mig-5g+c2"])
 def test_other_kinds_are_refused(kind: str) -> None:
     with pytest.raises(
         ConfigError, match=r"cannot be simulated; expected mps-10 to mps-100 or one of mig-1g, mig-1g\.10gb"

@@ -75,10 +75,9 @@ def test_a_pipeline_of_forty_stages_is_planned() -> None:
     assert path.latency_ns <= problem.budget_ns
 
 
-def test_a_bounded_number_of_partial_paths_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.batcher.planner.baselines.esg.KEPT_PATHS", 1)
+def test_a_bounded_number_of_partial_paths_is_kept() -> None:
     # Only the cheapest first stage goes on, and in time only with the quicker second one.
-    assert figures(search_group(two_stages(80), 5)) == [(6.0, 70)]
+    assert figures(search_group(two_stages(80), 5, kept_paths=1)) == [(6.0, 70)]
 
 
 def test_a_stage_without_options_is_named() -> None:

@@ -1,0 +1,56 @@
+"""A server that goes by a planner of the literature: its journal has the plans, and leads to the same decisions."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice.batcher.drivers.journal import decode_spec, decode_step
+from sluice.batcher.interface.events import PlanBuilt
+from sluice.batcher.interface.plan_data import FixedOption, GroupSearch
+from sluice.batcher.interface.planner_config import PlannerConfig, Replan
+from sluice.gateway.cli.main import main
+from sluice.loadgen.run import runner
+from sluice.loadgen.scenarios.config import RunConfig
+from tests.support.gateway.server import gateway_server, stop
+from tests.support.models.onnx_models import save_mlp
+
+CHAIN = """
+stages:
+  first: {model: small, inputs: {x: request.x}}
+  second: {model: large, inputs: {x: first.y}}
+outputs:
+  y: second.y
+slo_ms: 5000
+"""
+QUERIES = 60
+
+
+@pytest.mark.parametrize(("name", "rule"), [("esg", GroupSearch), ("infless", FixedOption)])
+def test_a_server_goes_by_the_planner_of_its_settings_and_its_journal_replays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, rule: type
+) -> None:
+    repository, journal = tmp_path / "models", tmp_path / "journal"
+    save_mlp(repository / "small" / "1" / "model.onnx", [4, 4])
+    save_mlp(repository / "large" / "1" / "model.onnx", [4, 3])
+    (repository / "chain").mkdir()
+    (repository / "chain" / "pipeline.yaml").write_text(CHAIN)
+    settings = {"partitions": 1, "planner": {"name": name, "replan": "dispatch", "seed": 1, "time_limit_ms": 60_000}}
+    with gateway_server(repository, tmp_path, settings, ["--journal", str(journal)]) as server:
+        target = f"http://{server.http_url}"
+        result = runner.run(
+            RunConfig(target=target, model="chain", rate=50, queries=QUERIES, warmup_s=0.0, drain_timeout_s=20, seed=1)
+        )
+        metrics = server.request("GET", "/metrics")[2].decode()
+        assert stop(server.process) == 0
+    assert result.metrics.ok == QUERIES
+    assert 'sluice_plan_failures_total{reason="error"} 0.0' in metrics
+    first, *steps = journal.read_bytes().splitlines()
+    assert decode_spec(first).planner == PlannerConfig(name, Replan.DISPATCH, 1, 60_000)
+    events = [decode_step(line).event for line in steps]
+    plans = [event.plan for event in events if isinstance(event, PlanBuilt) and event.plan is not None]
+    rules = [stage.rule for plan in plans for pipeline in plan.pipelines for stage in pipeline.stages]
+    assert rules
+    assert all(isinstance(each, rule) for each in rules)
+    capsys.readouterr()
+    assert main(["replay", str(journal)]) == 0
+    assert f"the same decisions in {len(steps)} steps" in capsys.readouterr().out
