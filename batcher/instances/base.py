@@ -1,4 +1,4 @@
-"""What instance policies see of the core, and their protocol."""
+"""The protocol of instance policies, and the part of the core that they see."""
 
 from __future__ import annotations
 

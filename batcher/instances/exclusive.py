@@ -9,7 +9,7 @@ WINDOW = 256
 """The loads of models are compared after this many requests: fewer say too little of the difference of two rates."""
 
 
-class Exclusive:
+class ExclusivePartitions:
     """Each partition is one model's until another one takes it.
 
     A model may have its equal share of the partitions at once, and more while no other is short of its share. One

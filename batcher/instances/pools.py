@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.instances.base import Contender, InstanceLoads, InstancePolicy, PoolView
-from sluice.batcher.instances.exclusive import Exclusive
+from sluice.batcher.instances.exclusive import ExclusivePartitions
 from sluice.batcher.instances.fair_affinity import FairAffinity
 from sluice.batcher.instances.in_order import Balance, HomeHash, RoundRobin, ShortestFirst
 from sluice.batcher.instances.multilevel import MultilevelQueues
@@ -67,9 +67,9 @@ class Instances:
 
     @property
     def steals(self) -> int:
-        """How many partitions models with `exclusive` took from others."""
+        """The number of partitions that models with `exclusive` took from others."""
         policies = (pool.policy for pool in self._pools.values())
-        return sum(policy.steals for policy in policies if isinstance(policy, Exclusive))
+        return sum(policy.steals for policy in policies if isinstance(policy, ExclusivePartitions))
 
     @property
     def enabled(self) -> bool:
@@ -272,7 +272,7 @@ def _new_policy(config: InstanceConfig, fleet: Fleet) -> InstancePolicy:
         case InstanceRule.MLFQ:
             return MultilevelQueues(config.seed)
         case InstanceRule.EXCLUSIVE:
-            return Exclusive(config, fleet)
+            return ExclusivePartitions(config, fleet)
         case InstanceRule.CFS_AFFINITY:
             return FairAffinity(config.off_affinity)
         case InstanceRule.HOME_HASH:

@@ -157,7 +157,7 @@ class OnDemandLoader:
                     ready_ns = now_ns + self._load_ns(model)
                 assert ready_ns is not None, "only a refusal may not tell when the model is ready"
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
-                if not stage.waits_for or prewarmed:
+                if (not stage.waits_for or prewarmed) and model.config.instances is None:
                     wanted.append((begin_ns, model))
                 if prewarmed and not refused:
                     begin_ns = max(begin_ns, ready_ns)

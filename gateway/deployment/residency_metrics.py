@@ -101,7 +101,7 @@ class ResidencyMetrics(MetricsSource):
         )
 
     def _choices(self) -> Iterator[Metric]:
-        """How instance policies chose partitions; nothing before the first request of a model that has one."""
+        """The choices of instance policies; nothing before the first request of a model that has one."""
         instances = self._scheduler.dispatcher.instances
         if not instances.enabled:
             return

@@ -24,8 +24,8 @@ from sluice.loadgen.papers.experiment import (
 )
 from sluice.loadgen.papers.kaas_traces import BERT, PRINTED, RESNET, STATED
 
-POLICIES = tuple(rule for rule in InstanceRule if rule is not InstanceRule.LOCALITY)
-PUBLISHED = tuple(PRINTED)
+POLICIES: tuple[InstanceRule, ...] = tuple(rule for rule in InstanceRule if rule is not InstanceRule.LOCALITY)
+PUBLISHED: tuple[InstanceRule, ...] = tuple(PRINTED)
 SHARED = PUBLISHED[:4]
 """The policies that send any model to any GPU."""
 STEPS, QUICK_STEPS = 1000, 500
@@ -104,8 +104,7 @@ def run(effort: Effort) -> ExperimentReport:
 def _cold_starts(runs: Mapping[InstanceRule, list[PoolRun]]) -> list[ExperimentFinding]:
     findings = []
     for rule in PUBLISHED:
-        found = sorted({each.cold_starts for each in runs[rule]})
-        expected = 8 if rule in SHARED else 4
+        found, expected = sorted({each.cold_starts for each in runs[rule]}), 8 if rule in SHARED else 4
         findings.append(
             gated(
                 f"{rule}: cold starts of 2 models on {GPUS} GPUs",

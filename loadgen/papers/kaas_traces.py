@@ -32,7 +32,7 @@ SHORTEST = ((0, RESNET, 0, 1), (2, RESNET, 2, 2), (3, RESNET, 6, 1), (1, BERT, 8
 
 
 class PrintedTrace(msgspec.Struct, frozen=True):
-    """What the thesis prints: (arrival, model, start, GPU) of each request, and figures; None for one that is lost."""
+    """A trace in print: (arrival, model, start, GPU) of each request, and figures; None for one that is lost."""
 
     starts: tuple[tuple[float, str, float, int], ...]
     total: float

@@ -315,7 +315,7 @@ SECTIONS = (
             "seed": "Of `mlfq`: the seed of its draws.",
             "steal_at": "Of `exclusive`: a model takes a partition of one whose load a partition is less by this "
             "factor.",
-            "off_affinity": "Of `cfs_affinity`: time counts so many times where the model has to be loaded.",
+            "off_affinity": "Of `cfs_affinity`: time counts by this factor where the model has to be loaded.",
         },
         "A name alone is a mapping with that `name`. [Instance policies](../operate/instances.md) explains the rules.",
     ),

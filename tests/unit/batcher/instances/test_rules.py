@@ -34,7 +34,7 @@ def pool_of(
     max_batch: int = 1,
     room: int = 0,
 ) -> SchedulerSpec:
-    """Two models of one byte that share partitions; with `room` for so many of them they are loaded on demand."""
+    """Two models of one byte that share partitions; with `room` for that many of them they are loaded on demand."""
     models = [
         ScheduledModel(key, max_batch, policy or NoBatchingSettings(), memory_bytes=1, instances=instance_config(rule))
         for key in TABLES
