@@ -25,7 +25,8 @@ PartitionGroup  fleet/member_table.py         stale table
 MemberTable     fleet/member_table.py         members until_ns free_ns order_ns planned_ns
 MemberTable     fleet/member_table.py         least_until_ns least_free_ns most_order_ns most_planned_ns
 ModelState      fleet/speed.py                estimates batch_limits limit_changes quickest_ns
-ModelState      dispatch/dispatcher.py        outstanding extra_rows peak_rows typical_rows batches last_dispatch_ns
+ModelState      dispatch/dispatcher.py        outstanding extra_rows peak_rows typical_rows batches under_way
+ModelState      dispatch/dispatcher.py        last_dispatch_ns
 ModelState      scheduler/pipelines.py        pipelines
 ModelState      places/places.py              open_batch
 ModelState      residency/partition_memory.py config load_ns last_load_ns
@@ -58,6 +59,7 @@ Batch           scheduler/scheduler.py        entries
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
@@ -267,6 +269,7 @@ class ModelState:
     by_deadline: bool  # its queues are ordered by deadline, else first come, first served
     mixes_keys: bool  # inputs of all batch keys wait in one queue
     full_rows: Callable[[LatencyEstimate], int]  # rows of its batches under load, by its batch policy
+    run_sizes: tuple[int, ...] = ()  # the only sizes that its batches run with, padded; empty: they run as they are
     groups: list[PartitionGroup] = field(default_factory=list)  # those that hold it
     estimates: dict[str, LatencyEstimate] = field(default_factory=dict)  # by kind of partition
     batch_limits: dict[str, BatchLimit] = field(default_factory=dict)  # by kind, where larger batches had no memory
@@ -280,6 +283,7 @@ class ModelState:
     peak_rows: float = 0.0  # decayed maximum of the others: rows that may be expected together
     typical_rows: float = 1.0  # smoothed rows of a batch
     batches: int = 0  # batches dispatched so far
+    under_way: int = 0  # batches dispatched and not over
     last_dispatch_ns: int = 0  # ns; when its last batch was dispatched
     last_load_ns: int = 0  # ns; when a partition last loaded it
     load_ns: dict[str, int] = field(default_factory=dict)  # ns that loads take, by kind, as far as some were seen
@@ -305,6 +309,11 @@ class ModelState:
     def usual_rows(self) -> int:
         """Rows of a batch, going by the last ones."""
         return min(int(self.typical_rows + 0.5), self.config.max_batch) or 1
+
+    def padded_rows(self, rows: int) -> int:
+        """The rows that a batch of `rows` rows runs with if it is padded; 0 if it runs as it is."""
+        position = bisect_left(self.run_sizes, rows)
+        return self.run_sizes[position] if position < len(self.run_sizes) and self.run_sizes[position] > rows else 0
 
     def row_ns(self, kind: str) -> int:
         """Time that a row takes of a partition of that kind, in batches as large as the policy makes them."""

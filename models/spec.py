@@ -63,6 +63,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return self.max_batch_size > 0
 
     @property
+    def sees_requests(self) -> bool:
+        """Return whether the model gets the requests of a batch one by one, as Python models do."""
+        return self.platform == "python"
+
+    @property
     def declared(self) -> DeclaredTensors:
         """The tensors of a run for a worker, which needs no labels; those of a decoupled model have no outputs."""
         outputs = () if self.decoupled else self.outputs

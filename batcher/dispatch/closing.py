@@ -52,6 +52,7 @@ class Closing:
             partition.round_trip_ns,
             partition.ns_per_byte * model.config.row_bytes if partition.ns_per_byte else 0.0,
             partition.name,
+            model.under_way,
         )
         choice = self._policies[queue.model].choose(queue, context)
         if (problem := number_error(choice)) is not None:

@@ -27,6 +27,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.places.places import Places
 from sluice.batcher.policies.base import Choice
+from sluice.batcher.queues.bounded_queue import BoundedQueue
 from sluice.batcher.queues.ordered_entries import requeue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
@@ -148,6 +149,8 @@ class Dispatcher:
             order_ns = max(entry.enqueued_ns, entry.request.arrival.not_before_ns)
             if isinstance(queue, PriorityQueue):
                 self.timeouts.limit(entry, *queue.admit(entry, now_ns), now_ns)
+            elif isinstance(queue, BoundedQueue):
+                queue.check_room(entry)
         self._add(entry, queue, model, order_ns, now_ns)
 
     def _add(self, entry: Entry, queue: Queue, model: ModelState, order_ns: int, now_ns: int) -> None:
@@ -375,6 +378,10 @@ class Dispatcher:
             self._leave_partition(batch, now_ns)
         model = self.models[batch.queue_key[0]]
         model.outstanding -= batch.rows
+        model.under_way -= 1
+        if model.config.policy.most_under_way:
+            for queue in self._queues.of(model):
+                self.wakeups.notify_all(queue, model, now_ns)
         if batch.is_extra:
             model.extra_rows -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
@@ -742,14 +749,17 @@ class Dispatcher:
         model.peak_rows = max(model.outstanding - model.extra_rows, model.peak_rows * PEAK_DECAY)
         model.typical_rows += TYPICAL_WEIGHT * (rows - model.typical_rows)
         model.batches += 1
+        model.under_way += 1
         model.last_dispatch_ns = now_ns
         if queue.host is partition and model.config.instances is not None:
             self.instances.started(partition, queue)
         self._queues.forget_if_empty(queue)
         members = tuple([Member(each.request.identity, each.stage, each.rows, each.row_index) for each in entries])
         sequences = () if model.config.sequences is None else self.sequences.rows(entries)
+        padded_rows = model.padded_rows(rows) if model.run_sizes else 0
+        free_ns = partition.free_at_ns
         return DispatchBatch(
-            identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns, sequences
+            identity, partition.name, queue.model, rows, members, reason, free_ns, sequences, padded_rows
         )
 
     def forget(self, pipeline: PipelineState) -> None:

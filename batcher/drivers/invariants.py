@@ -77,6 +77,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
             outstanding += queue.rows + sum(entry.rows for entry in retried)
         running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue_key[0] == model.config.key)
+        under_way = sum(batch.queue_key[0] == model.config.key for batch in dispatcher.batches.values())
+        assert model.under_way == under_way, f"{model.config.key}: batches under way do not add up"
         assert model.outstanding == outstanding + running, f"{model.config.key}: outstanding rows do not add up"
         mine = [batch for batch in dispatcher.batches.values() if batch.queue_key[0] == model.config.key]
         extra = sum(batch.rows for batch in mine if batch.is_extra)

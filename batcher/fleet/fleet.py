@@ -261,13 +261,19 @@ class Fleet:
             if table is known and kind in model.estimates:
                 return
         tables[key] = table
-        set_estimate(model, kind, LatencyEstimate(table, model.config.max_batch, self.hand_off_ns))
+        set_estimate(model, kind, self._estimate(model, table))
+
+    def _estimate(self, model: ModelState, table: LatencyTable) -> LatencyEstimate:
+        """The estimate by a table; where batches are padded, it knows the sizes that they run with."""
+        if model.run_sizes:
+            table = LatencyTable(tuple([(size, table.latency_ns(size)) for size in model.run_sizes]))
+        return LatencyEstimate(table, model.config.max_batch, self.hand_off_ns)
 
     def _foresee(self, model: ModelState, kind: str) -> None:
         """Use the latency table of a model's footprint until a partition of that kind has held the model."""
         known = model.config.footprints.get(kind)
         if known is not None and known.table is not None and kind not in model.estimates:
-            set_estimate(model, kind, LatencyEstimate(known.table, model.config.max_batch, self.hand_off_ns))
+            set_estimate(model, kind, self._estimate(model, known.table))
 
     def touch(self, keys: Iterable[str]) -> None:
         """Record that the partitions or pipelines of some models have changed."""
@@ -299,7 +305,7 @@ class Fleet:
 def new_model(config: ScheduledModel, policy: BatchPolicy) -> ModelState:
     """The state of a new model."""
     by_deadline = policy.by_deadline and config.instances is None
-    return ModelState(config, by_deadline, policy.mixes_keys, policy.full_rows)
+    return ModelState(config, by_deadline, policy.mixes_keys, policy.full_rows, config.run_sizes)
 
 
 def _measure_ways(group: PartitionGroup, among: Sequence[PartitionState | PartitionGroup]) -> None:

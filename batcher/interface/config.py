@@ -52,6 +52,16 @@ class PolicyConfig:
         return True
 
     @property
+    def run_sizes(self) -> tuple[int, ...]:
+        """The only sizes that batches run with, ascending, since they are padded; empty where they run as they are."""
+        return ()
+
+    @property
+    def most_under_way(self) -> int:
+        """The most batches of a model that are on partitions at a time, retried ones aside; 0 where none is."""
+        return 0
+
+    @property
     def defers(self) -> bool:
         """True where a batch that could start waits for more rows for as long as its deadline allows."""
         return False
@@ -97,8 +107,9 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
     priority than their own. A batch of a `decoupled` model sends responses while it runs, so it runs once only: it is
     neither retried after its start nor copied while it is overdue. With `sequences`, its requests belong to sequences.
-    A row of its inputs has `input_bytes` and one of its outputs `output_bytes`, as far as their sizes are fixed. With
-    `instances`, a rule chooses the partition of each of its batches; without, batches go where they end in time.
+    A row of its inputs has `input_bytes` and one of its outputs `output_bytes`, as far as their sizes are fixed. One
+    that `sees_requests` gets them one by one, so its batches are never padded. With `instances`, a rule chooses the
+    partition of each of its batches; without, batches go where they end in time.
     """
 
     key: str
@@ -115,7 +126,14 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     sequences: SequenceConfig | None = None
     input_bytes: int = 0
     output_bytes: int = 0
+    sees_requests: bool = False
     instances: InstanceConfig | None = None
+
+    @property
+    def run_sizes(self) -> tuple[int, ...]:
+        """The sizes that its batches are padded to; empty where they run as they are."""
+        sizes = () if self.sees_requests else self.policy.run_sizes
+        return tuple(size for size in sizes if size <= self.max_batch)
 
     def memory_on(self, kind: str) -> int:
         """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""

@@ -48,7 +48,8 @@ class DispatchBatch(Decision, frozen=True):
     """Run a batch on a partition; answered by `BatchCompleted`, `BatchFailed` or `BatchRevoked`.
 
     `predicted_ns` is when it is expected to end, 0 when that is not known. For a model with sequences, `sequences` has
-    the slot of each member and its part in its sequence.
+    the slot of each member and its part in its sequence. Unless `padded_rows` is 0, the batch runs with as many
+    rows: those of the members, and after them rows that nobody waits for.
     """
 
     batch: int
@@ -59,6 +60,12 @@ class DispatchBatch(Decision, frozen=True):
     reason: ReleaseReason
     predicted_ns: int = 0
     sequences: tuple[SequenceRow, ...] = ()
+    padded_rows: int = 0
+
+    @property
+    def run_rows(self) -> int:
+        """The rows that the partition runs."""
+        return self.padded_rows or self.rows
 
 
 class RevokeBatch(Decision, frozen=True, gc=False):

@@ -126,6 +126,8 @@ class BatchContext(NamedTuple):
     """Time that a row and its answers take in addition to that."""
     partition: str = ""
     """The name of the partition."""
+    under_way: int = 0
+    """Batches of the model that are on partitions: they run, or wait there."""
 
     def way_ns(self, rows: int) -> int:
         """Time that a batch and its answers are on their way."""

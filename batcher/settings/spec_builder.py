@@ -71,6 +71,7 @@ def build_spec(
                 sequences=_sequences(spec),
                 input_bytes=sum(tensor.item_bytes for tensor in spec.inputs),
                 output_bytes=sum(tensor.item_bytes for tensor in spec.outputs),
+                sees_requests=spec.sees_requests,
                 instances=(instances or {}).get(key),
             )
             for key, spec in specs.items()

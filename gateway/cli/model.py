@@ -1,4 +1,4 @@
-"""`sluice model`: lists, loads, unloads and registers the models of a running server over HTTP."""
+"""`sluice model`: lists, loads, unloads, registers and preloads the models of a running server over HTTP."""
 
 import argparse
 import base64
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sluice.gateway.cli import preload as preload_command
 from sluice.gateway.cli import validate as validate_command
 from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
 from sluice.models.errors import ConfigError, ServingError
@@ -55,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels", type=Path, metavar="FILE", help="labels of the elements of the first output, one per line"
     )
     register.add_argument("--config", type=Path, metavar="FILE", help="a configuration of the model in JSON")
+    text = "fill the response cache with the answers to the rows of a file"
+    preload_command.add_arguments(actions.add_parser("preload", help=text, description=text))
     text = "check a model repository, or single model files, without a server"
     check = actions.add_parser("validate", help=text, description=text)
     validate_command.add_arguments(check)

@@ -29,8 +29,8 @@ class RunningBatch(Protocol):
         ...
 
     @property
-    def rows(self) -> int:
-        """Its size."""
+    def run_rows(self) -> int:
+        """The rows that it runs."""
         ...
 
 
@@ -95,7 +95,7 @@ class HangDetector:
         if now_s - self._look_s >= STILL_S:
             self._since_s = min(self._since_s + now_s - self._look_s, now_s)
         batch = next(iter(self._batches.values()))
-        latency_s = self._tables[batch.model].latency_ns(batch.rows) / NS_PER_S
+        latency_s = self._tables[batch.model].latency_ns(batch.run_rows) / NS_PER_S
         limit_s = max(self._timeout_s, LATENCY_FACTOR * latency_s)
         due_s = self._since_s + limit_s
         if self._loading or self.held or now_s < due_s:

@@ -76,9 +76,10 @@ class PipelineMeter:
 class BatchMeter:
     """The counts of the batches of one model on one partition."""
 
-    __slots__ = ("compute", "reasons", "rows")
+    __slots__ = ("compute", "padded_rows", "reasons", "rows")
 
     def __init__(self) -> None:
+        self.padded_rows = 0
         self.reasons: Counter[ReleaseReason] = Counter()
         self.rows = Histogram(ROW_BOUNDS)
         self.compute = Histogram(DURATION_BOUNDS_NS)
@@ -132,6 +133,7 @@ class Meters:
             meter = self.batches[key] = self.batches.setdefault(public, BatchMeter())
         meter.reasons[batch.reason] += 1
         meter.rows.observe(batch.rows)
+        meter.padded_rows += batch.run_rows - batch.rows
         meter.compute.observe(compute_ns)
         self.busy_ns[batch.partition] += compute_ns
 

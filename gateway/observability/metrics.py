@@ -110,6 +110,12 @@ BUSY = ExposedMetric(
     ("partition",),
 )
 BATCH_ROWS = ExposedMetric("sluice_batch_rows", "histogram", "Rows of a batch.", ("model", "partition"))
+PADDED_ROWS = ExposedMetric(
+    "sluice_batch_padded_rows_total",
+    "counter",
+    "Rows that were added to batches, since the policy static allows certain sizes only.",
+    ("model", "partition"),
+)
 BATCH_COMPUTE = ExposedMetric(
     "sluice_batch_compute_seconds", "histogram", "Time of a batch in the model's backend.", ("model", "partition")
 )
@@ -221,7 +227,7 @@ class ServerMetrics:
             (REQUESTS, DURATION, ATTAINMENT, STAGE_ROWS, COST, COST_OF_GOOD),
             (_pipeline_text(*each, with_exemplars=openmetrics) for each in list(self.meters.pipelines.items())),
         )
-        yield Group((BATCHES, BATCH_FAILURES, BATCH_ROWS, BATCH_COMPUTE), self._batch_texts())
+        yield Group((BATCHES, BATCH_FAILURES, BATCH_ROWS, PADDED_ROWS, BATCH_COMPUTE), self._batch_texts())
         yield Group((QUEUE_REQUESTS, QUEUE_ROWS), self._queue_texts(waiting))
         yield Group((LATENCY_CORRECTION,), self._correction_texts())
         yield Group((LEARNED_ROWS,), self._learned_texts())
@@ -299,7 +305,7 @@ class ServerMetrics:
                 failed_batches = _FAILURES % tuple([failures[(*key, cause)] for cause in _CAUSES])
             meter = batches.get(key)
             if meter is None:
-                yield "", failed_batches.replace("\0", labels), "", ""
+                yield "", failed_batches.replace("\0", labels), "", "", ""
             else:
                 yield _batch_text(labels, meter, failed_batches)
 
@@ -310,6 +316,7 @@ def _batch_text(labels: str, meter: BatchMeter, failed_batches: str) -> tuple[st
         (_BATCHES % tuple([counted[reason] for reason in _REASONS])).replace("\0", labels),
         failed_batches.replace("\0", labels),
         _histogram(_BATCH_ROWS, labels, meter.rows),
+        f"{PADDED_ROWS.name}{{{labels}}} {meter.padded_rows}.0\n" if meter.padded_rows else "",
         _histogram(_BATCH_COMPUTE, labels, meter.compute),
     )
 

@@ -31,6 +31,7 @@ from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.model_notes import log_batching
 from sluice.gateway.deployment.placement_notes import note_initial, started_on_demand
+from sluice.gateway.deployment.plan_metrics import PlanMetrics
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -74,7 +75,6 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
-from sluice.gateway.runtime.plan_metrics import PlanMetrics
 from sluice.gateway.server.client_servers import client_servers
 from sluice.gateway.server.limits import Severity, check_limits, check_memory, host_memory
 from sluice.gateway.server.reload import Reload

@@ -128,7 +128,8 @@ class Assembly:
         reads: list[BatchOutputs] = []
         spec = self._models[batch.model]
         given = self._given(batch, spec) if batch.model in self._partial else spec.inputs
-        gathered = [self._gather(batch.members, tensor.name, reads) for tensor in given]
+        members = self._padded(batch) if batch.padded_rows else batch.members
+        gathered = [self._gather(members, tensor.name, reads) for tensor in given]
         layouts = [InputLayout(pieces) for pieces, _ in gathered]
         total = sum(layout.aligned_bytes for layout in layouts)
         slot = self._slots.allocate(batch.model, total) if total else None
@@ -136,7 +137,7 @@ class Assembly:
             inputs = []
             offset = slot.offset if slot is not None else 0
             for tensor, layout, (_, sample) in zip(given, layouts, gathered, strict=True):
-                shape = item_shape(sample, tensor, batch.rows if spec.batchable else None)
+                shape = item_shape(sample, tensor, batch.run_rows if spec.batchable else None)
                 inputs.append(InputTensor(tensor.name, tensor.datatype, shape, layout.place(slot, offset)))
                 offset += layout.aligned_bytes
         except BaseException:
@@ -156,9 +157,10 @@ class Assembly:
         spec = self._models[batch.model]
         inputs = []
         reads: list[BatchOutputs] = []
+        members = self._padded(batch) if batch.padded_rows else batch.members
         for tensor in self._given(batch, spec) if batch.model in self._partial else spec.inputs:
-            pieces, sample = self._arrays(batch.members, tensor.name, reads)
-            shape = item_shape(sample, tensor, batch.rows if spec.batchable else None)
+            pieces, sample = self._arrays(members, tensor.name, reads)
+            shape = item_shape(sample, tensor, batch.run_rows if spec.batchable else None)
             inputs.append(BatchInput(tensor, shape, pieces))
         for outputs in reads:
             outputs.references += 1
@@ -313,6 +315,13 @@ class Assembly:
             if before[:2] != (after[0], after[1] - before[2]):
                 return batch
         return msgspec.structs.replace(batch, members=tuple([place[3] for place in places]))
+
+    def _padded(self, batch: DispatchBatch) -> tuple[Member, ...]:
+        """The members of a batch, and after them its last row as often as the batch is to be padded."""
+        last = batch.members[-1]
+        row = last.rows - 1 if last.row_index is None else last.row_index[-1]
+        padding = Member(last.request, last.stage, 1, (row,))
+        return (*batch.members, *(padding,) * (batch.padded_rows - batch.rows))
 
     def _end(self, batch: int) -> _Running:
         running = self._running.pop(batch)

@@ -120,7 +120,7 @@ class HostedBatch:
         "model",
         "owner",
         "requests",
-        "rows",
+        "run_rows",
         "sequences",
         "slot",
     )
@@ -142,7 +142,7 @@ class HostedBatch:
         self.slot = slot
         self.requests = requests
         self.sequences = sequences
-        self.rows = rows
+        self.run_rows = rows
         self.owner = owner
         self.arrived_ns = self.due_ns = 0
         self.is_late = False

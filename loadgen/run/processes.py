@@ -73,7 +73,7 @@ class _Shard:
 
     @property
     def counts(self) -> QueryCounts:
-        """The numbers of its queries that the process last told."""
+        """The numbers of its queries, as of its last line about them."""
         issued, ended = map(int, self._child.progress.split() or (0, 0))
         return QueryCounts(issued, ended)
 

@@ -148,8 +148,8 @@ class StochasticService:
         """Draw the service time of a batch."""
         times = self._times.get(batch.model)
         if times is not None:
-            return round(times.draw_ns(batch.rows, self._time_rng.random()) * self._slowdowns[batch.model]())
-        return self._tables[batch.partition][batch.model].latency_ns(batch.rows)
+            return round(times.draw_ns(batch.run_rows, self._time_rng.random()) * self._slowdowns[batch.model]())
+        return self._tables[batch.partition][batch.model].latency_ns(batch.run_rows)
 
     def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         """Draw the confidences of the members' rows, in order."""

@@ -746,7 +746,15 @@ the same traffic takes less of the partitions' time. A lone request then takes m
 `target_ms`, and takes what waits up to that size, first come, first served. `target_ms` is the time of a batch alone:
 give a request that may have to wait for a batch before it at least twice that. `aimd` follows a slower partition at
 once; `quantile` finds the size in a few dozen batches, and noise moves it less. The metric `sluice_batch_learned_rows`
-has the sizes."""
+has the sizes.
+
+`static` takes the parameters of TensorFlow Serving as they are. A full queue refuses requests with the status of
+[overload](#statuses); inputs of other shapes have a queue of their own. A batch that is padded runs with its last row
+repeated, and is predicted to take the time of the size that it runs with. The metric `sluice_batch_padded_rows_total`
+counts what was added. Three kinds of batches are not padded: those of Python models, which see their requests; one
+request that is larger than all sizes; and those of models whose own maximum is below the smallest size. Sizes above a
+model's own maximum do not count. TensorFlow Serving shares its threads among all models; here, each model has
+`num_batch_threads` of its own."""
 
 _EXAMPLE = """```yaml
 host: 0.0.0.0                 # all interfaces

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from sluice.gateway.cli.main import main
 from sluice.models.tensors.spec import DataType
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.onnx_models import save_identity
@@ -158,6 +160,51 @@ def test_equal_requests_that_are_under_way_run_once(server: GatewayServer) -> No
     assert len({answer.item() for answer in answers}) == 1
     success, _, hits, misses, inferences, executions = counts(server, "slow")
     assert (success, hits, misses, inferences, executions) == (8, 7, 1, 1, 1)
+
+
+def preload(server: GatewayServer, file: Path, *options: str) -> int:
+    return main(["model", "preload", options[0], str(file), *options[1:], "--url", f"http://{server.http_url}"])
+
+
+def test_a_file_of_inputs_fills_the_cache(
+    server: GatewayServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.npz"
+    rows = np.arange(15, dtype=np.float32).reshape(5, 3) + 100
+    np.savez(file, x=rows)
+    before = counts(server, "cached")
+    assert preload(server, file, "cached") == 0
+    assert preload(server, file, "cached", "--rows", "2") == 0
+    assert preload(server, file, "cached") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "cached: 5 requests; 5 answers are new in the cache, 0 were there",
+        "cached: 3 requests; 2 answers are new in the cache, 1 were there",
+        "cached: 5 requests; 0 answers are new in the cache, 5 were there",
+    ]
+    assert infer(server, "grpc", "cached", "x", rows[3:4]).as_numpy("y").tolist() == rows[3:4].tolist()
+    assert [now - then for now, then in zip(counts(server, "cached"), before, strict=True)][2:4] == [7, 7]
+
+
+def test_a_file_that_cannot_fill_the_cache_is_refused(
+    server: GatewayServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.npz"
+    np.savez(file, x=np.zeros((2, 4), np.float32))
+    uneven = tmp_path / "uneven.npz"
+    np.savez(uneven, x=np.zeros((2, 3), np.float32), z=np.zeros((3, 3), np.float32))
+    (tmp_path / "text.npz").write_text("no arrays")
+    np.save(tmp_path / "one.npy", np.zeros((2, 3), np.float32))
+    for arguments, complaint in (
+        ((file, "cached"), f"{file}: row 0: input 'x': expected shape [-1, 3], got [1, 4]"),
+        ((uneven, "cached"), f"{uneven}: expected arrays with the same number of rows, at least 1, got x [2, 3], z"),
+        ((tmp_path / "none.npz", "cached"), "none.npz: cannot be read: No such file or directory"),
+        ((tmp_path / "text.npz", "cached"), "text.npz: cannot be read as .npz: "),
+        ((tmp_path / "one.npy", "cached"), "one.npy: cannot be read as .npz: it holds one array without a name"),
+        ((file, "plain"), "plain: its answers are not cached; expected response_cache { enable: true } in its"),
+        ((file, "cached", "--rows", "0"), "--rows: expected at least 1, got 0"),
+    ):
+        assert preload(server, *arguments) == 2
+        assert complaint in capsys.readouterr().err
 
 
 def test_an_explanation_says_that_it_came_from_the_cache(server: GatewayServer) -> None:

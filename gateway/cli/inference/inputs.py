@@ -47,10 +47,10 @@ def read_inputs(data: bytes, place: str, model: ModelInfo) -> Inference:
     """
     try:
         if data.startswith(_NPY):
-            return _arrays({_only(model): _load(io.BytesIO(data))}, model)
+            return from_arrays({_only(model): _load(io.BytesIO(data))}, model)
         if data.startswith(_ZIP):
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                return _arrays({name: arrays[name] for name in arrays.files}, model)
+                return from_arrays({name: arrays[name] for name in arrays.files}, model)
         document = json.loads(data)
     except (ConfigError, ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
         expected = "" if isinstance(error, ConfigError) else "cannot be read as JSON, .npz or .npy: "
@@ -79,7 +79,8 @@ def _only(model: ModelInfo) -> str:
     return model.inputs[0].name
 
 
-def _arrays(given: Mapping[str, Array], model: ModelInfo) -> Inference:
+def from_arrays(given: Mapping[str, Array], model: ModelInfo) -> Inference:
+    """The inputs in arrays by name. Raises ConfigError for an unknown name, and for what does not fit."""
     _check_names("", given, model)
     known = {each.name: each for each in model.inputs}
     return Inference({name: _tensor(known[name], array) for name, array in given.items()})

@@ -39,17 +39,17 @@ def read_outputs(
             raise PartitionError(f"{where} is none of the model's, which are {', '.join(expected)}")
         if output.datatype != declared.datatype:
             raise PartitionError(f"{where} is {output.datatype}, expected {declared.datatype}")
-        wanted = (batch.rows, *declared.shape) if spec.batchable else declared.shape
+        wanted = (batch.run_rows, *declared.shape) if spec.batchable else declared.shape
         if len(output.shape) != len(wanted) or any(
             size not in (given, VARIABLE) for size, given in zip(wanted, output.shape, strict=True)
         ):
             raise PartitionError(f"{where} has the shape {list(output.shape)}, expected {list(wanted)}")
-        tensors[output.name] = read_tensor(output, view, batch.rows if spec.batchable else 1)
+        tensors[output.name] = read_tensor(output, view, batch.run_rows if spec.batchable else 1)
     counts = [len(rows) for rows in answer.confidences]
-    if counts != [batch.rows] * len(confidences):
+    if counts != [batch.run_rows] * len(confidences):
         raise PartitionError(
             f"batch {batch.batch} of {batch.model}: it has {counts} values of its confidences, expected "
-            f"{[batch.rows] * len(confidences)}"
+            f"{[batch.run_rows] * len(confidences)}"
         )
     if min(answer.waited_ns, answer.ran_ns) < 0:
         raise PartitionError(

@@ -209,7 +209,7 @@ class RemoteBatches:
         )
         shows_requests = self._files[batch.model].backend == SHOWS_REQUESTS
         requests = request_parts(batch, context.find) if shows_requests else ()
-        latency_ns = self._tables[batch.model].latency_ns(batch.rows)
+        latency_ns = self._tables[batch.model].latency_ns(batch.run_rows)
         limit_ns = max(round(context.timeout_s * NS_PER_S), LATENCY_FACTOR * latency_ns)
         run = RemoteRun(batch.batch, batch.model, tensors, limit_ns, requests, batch.sequences)
         self._session.send(run, pieces)

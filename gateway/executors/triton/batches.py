@@ -124,7 +124,7 @@ class TritonBatches:
         """Send a batch."""
         spec = self._models.specs[batch.model]
         try:
-            sent = encode_for(self._memory, spec, batch.rows, self._assembly.collect(batch))
+            sent = encode_for(self._memory, spec, batch.run_rows, self._assembly.collect(batch))
         except BaseException:
             self._assembly.abandon(batch.batch)
             raise
@@ -155,7 +155,7 @@ class TritonBatches:
 
     async def _run(self, batch: DispatchBatch, sent: EncodedInfer, trace: TraceContext) -> None:
         sent_ns = self._clock()
-        limit_s = LATENCY_FACTOR * self._models.tables[batch.model].latency_ns(batch.rows) / NS_PER_S
+        limit_s = LATENCY_FACTOR * self._models.tables[batch.model].latency_ns(batch.run_rows) / NS_PER_S
         free = True
         try:
             answer = await self._client.infer(sent.message, max(self._timeout_s, limit_s), sent.http, trace)
@@ -186,7 +186,7 @@ class TritonBatches:
         ended_ns = self._clock()
         self.answered += 1
         spec = self._models.specs[batch.model]
-        tensors = decode_batch(spec, batch.rows, answer, sent)
+        tensors = decode_batch(spec, batch.run_rows, answer, sent)
         confidences = tuple(_confidences(tensors, wanted) for wanted in self._confidence_specs.get(batch.model, ()))
         key = batch_key(
             (output.name, tensors[output.name].shape[int(spec.batchable) :])

@@ -32,21 +32,21 @@ def check_answer(batch: DispatchBatch, spec: ModelSpec, confidences: Collection[
     if answer.slot < 0 and not answer.outputs and not spec.decoupled:
         raise PartitionError(f"batch {batch.batch} of {batch.model}: it has neither a slot nor outputs")
     for output in answer.outputs:
-        if spec.batchable and (not output.shape or output.shape[0] != batch.rows):
+        if spec.batchable and (not output.shape or output.shape[0] != batch.run_rows):
             raise PartitionError(
                 f"batch {batch.batch} of {batch.model}: output {output.name} has the shape {list(output.shape)}, "
-                f"expected {batch.rows} rows"
+                f"expected {batch.run_rows} rows"
             )
-        if output.row_offsets is not None and len(output.row_offsets) != 1 + (batch.rows if spec.batchable else 1):
+        if output.row_offsets is not None and len(output.row_offsets) != 1 + (batch.run_rows if spec.batchable else 1):
             raise PartitionError(
                 f"batch {batch.batch} of {batch.model}: output {output.name} has {len(output.row_offsets)} offsets of "
-                f"rows, expected those of {batch.rows} rows and the end"
+                f"rows, expected those of {batch.run_rows} rows and the end"
             )
     counts = [len(rows) for rows in answer.confidences]
-    if counts != [batch.rows] * len(confidences):
+    if counts != [batch.run_rows] * len(confidences):
         raise PartitionError(
             f"batch {batch.batch} of {batch.model}: it has {counts} values of its confidences, expected "
-            f"{[batch.rows] * len(confidences)}"
+            f"{[batch.run_rows] * len(confidences)}"
         )
     if answer.ended_ns < answer.started_ns:
         raise PartitionError(

@@ -92,7 +92,7 @@ class TabledService:
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         """The time that the partition takes for a batch."""
-        return self._tables[batch.partition][batch.model].latency_ns(batch.rows)
+        return self._tables[batch.partition][batch.model].latency_ns(batch.run_rows)
 
     def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         """The models report no confidences."""

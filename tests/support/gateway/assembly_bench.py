@@ -125,9 +125,10 @@ class Bench:
         rows = next(iter(inputs.values())).shape[0] if PLANS[pipeline].batchable else 1
         return self.assembly.admit(request, pipeline, inputs, rows, sum(each.nbytes for each in inputs.values()))
 
-    def begin(self, batch: int, model: str, *members: Member) -> tuple[InputTensor, ...]:
+    def begin(self, batch: int, model: str, *members: Member, padded_rows: int = 0) -> tuple[InputTensor, ...]:
         rows = sum(member.rows for member in members)
-        return self.assembly.begin(DispatchBatch(batch, "cpu0", model, rows, members, ReleaseReason.IDLE))
+        order = DispatchBatch(batch, "cpu0", model, rows, members, ReleaseReason.IDLE, padded_rows=padded_rows)
+        return self.assembly.begin(order)
 
     def complete(self, batch: int, name: str, array: Array) -> None:
         """Complete a batch whose one output is in the output region."""

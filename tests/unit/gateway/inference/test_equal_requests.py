@@ -81,7 +81,7 @@ def options(budget_ms: int) -> RequestOptions:
 
 
 def play(scenario: Callable[[EqualRequests, HoldingRuntime], None], capacity: int = 1 << 20, room: int = 9) -> Any:
-    """What the runtime was told by a scenario: requests answered by another, and requests run after all."""
+    """The requests that got the answer of another one in a scenario, and those that ran after all."""
 
     async def run() -> Any:
         runtime = HoldingRuntime(room)
@@ -143,7 +143,7 @@ def test_only_a_bounded_number_waits() -> None:
     assert play(scenario, room=2) == ([], [])
 
 
-def test_a_request_after_the_answer_runs_anew() -> None:
+def test_a_request_after_the_answer_runs_by_itself() -> None:
     def scenario(equal: EqualRequests, runtime: HoldingRuntime) -> None:
         ask(equal)
         runtime.ran[0].settle(Answer(Outcome.FAILED_BACKEND))

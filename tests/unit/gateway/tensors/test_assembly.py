@@ -39,6 +39,37 @@ def test_each_request_gets_its_own_rows_of_the_output_as_a_view() -> None:
     assert np.shares_memory(answer, memory)
 
 
+def test_a_padded_batch_repeats_its_last_row_and_answers_only_its_requests() -> None:
+    bench = Bench()
+    bench.admit(1, "small:1", x=rows(1, 2))
+    bench.admit(2, "small:1", x=rows(3, 4))
+    (tensor,) = bench.begin(10, "small:1", Member(1, 0, 2), Member(2, 0, 2), padded_rows=8)
+    assert (tensor.shape, len(tensor.segments)) == ((8, 2), 1)
+    np.testing.assert_array_equal(bench.regions.array(tensor), rows(1, 2, 3, 4, 4, 4, 4, 4))
+    bench.complete(10, "probs", rows(10, 20, 30, 40, 0, 0, 0, 0))
+    np.testing.assert_array_equal(take(bench, 1)[0], rows(10, 20))
+    np.testing.assert_array_equal(take(bench, 2)[0], rows(30, 40))
+
+
+def test_padding_of_a_later_stage_repeats_the_last_row_that_goes_on() -> None:
+    bench = Bench()
+    bench.admit(1, "chain:1", x=rows(1, 2, 3))
+    bench.begin(10, "small:1", Member(1, 0, 3), padded_rows=4)
+    bench.complete(10, "probs", rows(10, 20, 30, 0))
+    copied, referred = bench.begin(11, "chained:1", Member(1, 1, 2, (0, 1)), padded_rows=4)
+    np.testing.assert_array_equal(bench.regions.array(copied), rows(1, 2, 2, 2))
+    np.testing.assert_array_equal(bench.regions.array(referred), rows(10, 20, 20, 20))
+
+
+def test_padding_repeats_strings() -> None:
+    bench = Bench()
+    wire, offsets = encode_bytes(np.array([[b"one"], [b"three"]], np.object_), None)
+    bench.admit(1, "words:1", text=WireBytes(wire, (2, 1), offsets))
+    (tensor,) = bench.begin(10, "words:1", Member(1, 0, 2), padded_rows=4)
+    assert tensor.shape == (4, 1)
+    assert bench.regions.read(tensor) == bytes(wire) + 2 * (b"\x05\0\0\0three")
+
+
 def test_a_fixed_width_tensor_is_copied_once_from_body_to_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []
 
