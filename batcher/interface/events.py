@@ -48,8 +48,9 @@ class RequestArrived(Event, frozen=True, gc=False):
     `client` tells the clients of a pipeline apart ("" where nothing does). By `received_ns` the machine had all of it
     (0: at the time of the event): it has waited for the driver since then at least. `is_call` says that a model has
     made it for a request that is under way, so that it is served while the server drains. `sequence` is its part in a
-    sequence, which only models with sequences look at. One that was sent ahead of its time begins at `not_before_ns` at
-    the earliest, which only models look at whose instances a policy chooses (0: at once).
+    sequence, which only models with sequences look at. Stages that several variants may run are run by one of an
+    accuracy of `min_accuracy` or more (0: by the variant that the stage has). Where an instance policy chooses the
+    partitions of a model, a request that was sent ahead of its time begins at `not_before_ns` at the earliest.
     """
 
     request: int
@@ -65,6 +66,7 @@ class RequestArrived(Event, frozen=True, gc=False):
     received_ns: int = 0
     is_call: bool = False
     sequence: SequenceStep | None = None
+    min_accuracy: float = 0.0
     not_before_ns: int = 0
 
 
@@ -272,6 +274,15 @@ class PartitionsSampled(Event, frozen=True):
     unpromised: dict[str, int] = {}
 
 
+class MemorySampled(Event, frozen=True):
+    """The driver looked at the memory in use, as it does each second while a policy packs models on demand.
+
+    `used` are bytes by partition.
+    """
+
+    used: dict[str, int]
+
+
 class SizesKnown(Event, frozen=True):
     """The latencies of all models are known at other sizes of sets of cores, so that the plan decides about cores.
 
@@ -323,6 +334,7 @@ AnyEvent = (
     | PlanBuilt
     | ServingChanged
     | PartitionsSampled
+    | MemorySampled
     | SizesKnown
     | StepsJudged
     | ResizeFailed
@@ -340,6 +352,7 @@ PRIORITY: dict[type[Event], int] = {
     ModelUnloaded: 0,
     PlanBuilt: 0,
     PartitionsSampled: 0,
+    MemorySampled: 0,
     SizesKnown: 0,
     StepsJudged: 0,
     ResizeFailed: 0,

@@ -73,7 +73,7 @@ def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str
         for model in spec.models
     }
     there = [partition for partition in spec.partitions if partition.name not in observed.gone]
-    return place_models(needs, there, observed.held).residency
+    return place_models(needs, there, observed.held, spec.residency.packing).residency
 
 
 def _load(demand: DemandTable, model: str, slowest: dict[str, float]) -> dict[str, float]:

@@ -243,6 +243,11 @@ class OnDemandLoader:
 
     # -- what happens
 
+    def sampled(self, used: Mapping[str, int]) -> None:
+        """Record the bytes in use by partition."""
+        if self._candidates.packing is not None:
+            self._candidates.packing.sampled(used)
+
     def loaded(self, name: str, key: str, now_ns: int) -> None:
         """Record that a partition holds one more model."""
         if (memory := self.memories.get(name)) is not None:
@@ -534,6 +539,9 @@ class NoOnDemandLoading:
     def load_time_ns(self, name: str, model: ModelState) -> int:
         """As `load_on`."""
         return 0
+
+    def sampled(self, used: Mapping[str, int]) -> None:
+        """The plan goes by what models are known to take."""
 
     def loaded(self, name: str, key: str, now_ns: int) -> None:
         """No memory is counted."""

@@ -9,6 +9,7 @@ from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, UnloadModel
 from sluice.batcher.interface.events import (
     LinkMeasured,
+    MemorySampled,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
@@ -115,6 +116,10 @@ class PartitionEvents:
     def model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a worker has unloaded a model."""
         self.residency.advance(now_ns, decisions)
+
+    def memory_sampled(self, event: MemorySampled, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Record the memory in use by partition."""
+        self.loader.sampled(event.used)
 
     def plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Follow a new plan; queues that were deferred by the rules of the one before are looked at again."""

@@ -177,6 +177,7 @@ def _pipeline_config(
                 stage.name in cached,
                 _source_bytes(stage, specs),
                 _compete(stage.compete),
+                stage.accuracies,
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
