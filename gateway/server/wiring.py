@@ -642,6 +642,7 @@ def _scheduler_spec(
         partitions,
         limits=config.limits.config(),
         policies=config.policies(specs),
+        instances=config.instance_configs(specs),
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
         uses_cache=config.cache_bytes > 0,

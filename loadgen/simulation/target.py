@@ -112,6 +112,7 @@ class SimulatedTarget:
             partitions,
             limits=self._file.limits.config(),
             policies=self._file.policies(specs),
+            instances=self._file.instance_configs(specs),
             default_policy=self._file.policy.config(),
             planner=planner_settings(self._file.planner).config(),
         )
