@@ -44,7 +44,7 @@ Request         scheduler/scheduler.py        given_up overdue_joins
 PipelineState   places/places.py              row_gap_ns gaps last_row_ns drift owed raised_ns planned_rows
 PipelineState   places/shares.py              clients
 ClientState     places/shares.py              planned_rows row_gap_ns last_row_ns
-Request         places/places.py              places placed waits_ns kept client
+Request         places/places.py              places placed waits_ns kept client models
 PlannedBatch    places/planned_batches.py     partition rows room variance most members
 PlannedBatch    places/planned_batches.py     merges depth length_ns from_ns limit_ns latest_ns ready_ns serial
 StageRun        scheduler/scheduler.py        confidences batch_key kept_on is_done
@@ -61,7 +61,7 @@ Batch           scheduler/scheduler.py        entries
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
@@ -455,6 +455,7 @@ class Request:
     client: ClientState | None  # whose rows its places count for; None where clients are not distinguished
     placed: int  # how many places it still has
     places: list[Place | None]  # by stage, its place in a planned batch until it starts; empty without places
+    models: Sequence[ModelState | None]  # by stage, the variants that run it; empty where those of the stages do
 
     def __init__(self, arrival: RequestArrived, pipeline: PipelineState) -> None:
         self.identity = arrival.request
@@ -476,6 +477,7 @@ class Request:
         self.client = None
         self.placed = 0
         self.places = []
+        self.models = ()
 
 
 @dataclass(slots=True, eq=False, init=False)

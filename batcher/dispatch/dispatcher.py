@@ -109,7 +109,7 @@ class Dispatcher:
 
         Raises EntryRefusedError if it may not wait there.
         """
-        model = stage.model
+        model = request.models[stage.index] if request.models else stage.model
         assert model is not None, "a combiner is not queued"
         index, places = stage.index, request.places
         place = places[index] if places else None

@@ -181,11 +181,12 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     `sources` are the indices of the stages whose tensors it takes. Inputs whose variable dimensions differ have
     different batch keys: with `request_keyed` the request's key tells them apart, with `source_keyed` those of its
     sources; both are False if every dimension is fixed. `renamed` names the inputs where the request or its sources
-    call them otherwise, so that only stages that rename alike share batches. `confidences` are those that a combiner
-    reports; a model stage reports its model's. `variants` are all models that may run the stage, `model`
-    among them; empty if there is no choice. With `uses_cache` the driver first looks the rows up in the response cache.
-    Of a row of the inputs, `source_bytes` come from other stages, as far as their sizes are fixed. With `compete`, its
-    rows may run on several partitions, and share no batch with those of stages that compete otherwise, or not at all.
+    call them otherwise, so that only stages that rename alike share batches. `confidences` are those that a
+    combiner reports; a model stage reports its model's. `variants` are all models that may run the stage, `model`
+    among them; empty if there is no choice. `accuracies` are those of the `variants`, where they are known. With
+    `uses_cache` the driver first looks the rows up in the response cache. Of a row of the inputs, `source_bytes`
+    come from other stages, as far as their sizes are fixed. With `compete`, its rows may run on several partitions,
+    and share no batch with those of stages that compete otherwise, or not at all.
     A combiner that is `partial` joins what is there on time, and gives the other members up.
     """
 
@@ -201,6 +202,7 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     uses_cache: bool = False
     source_bytes: int = 0
     compete: CompeteConfig | None = None
+    accuracies: tuple[float, ...] = ()
     partial: bool = False
 
 

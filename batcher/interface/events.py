@@ -48,7 +48,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     `client` tells the clients of a pipeline apart ("" where nothing does). By `received_ns` the machine had all of it
     (0: at the time of the event): it has waited for the driver since then at least. `is_call` says that a model has
     made it for a request that is under way, so that it is served while the server drains. `sequence` is its part in a
-    sequence, which only models with sequences look at.
+    sequence, which only models with sequences look at. Stages that several variants may run are run by one of an
+    accuracy of `min_accuracy` or more (0: by the variant that the stage has).
     """
 
     request: int
@@ -64,6 +65,7 @@ class RequestArrived(Event, frozen=True, gc=False):
     received_ns: int = 0
     is_call: bool = False
     sequence: SequenceStep | None = None
+    min_accuracy: float = 0.0
 
 
 class LoopDelayed(Event, frozen=True, gc=False):
@@ -270,6 +272,15 @@ class PartitionsSampled(Event, frozen=True):
     unpromised: dict[str, int] = {}
 
 
+class MemorySampled(Event, frozen=True):
+    """The driver looked at the memory in use, as it does each second while a policy packs models on demand.
+
+    `used` are bytes by partition.
+    """
+
+    used: dict[str, int]
+
+
 class SizesKnown(Event, frozen=True):
     """The latencies of all models are known at other sizes of sets of cores, so that the plan decides about cores.
 
@@ -321,6 +332,7 @@ AnyEvent = (
     | PlanBuilt
     | ServingChanged
     | PartitionsSampled
+    | MemorySampled
     | SizesKnown
     | StepsJudged
     | ResizeFailed
@@ -338,6 +350,7 @@ PRIORITY: dict[type[Event], int] = {
     ModelUnloaded: 0,
     PlanBuilt: 0,
     PartitionsSampled: 0,
+    MemorySampled: 0,
     SizesKnown: 0,
     StepsJudged: 0,
     ResizeFailed: 0,

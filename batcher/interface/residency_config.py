@@ -6,6 +6,7 @@ import msgspec
 
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_S
+from sluice.mps.packing.policies import AnyPolicy
 
 
 class Loading(enum.StrEnum):
@@ -47,8 +48,9 @@ class Likelihood(enum.StrEnum):
 
 
 class ResidencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rules by which models are loaded and evicted; all but `loading` matter with `Loading.DEMAND` only.
+    """The rules by which models are loaded and evicted; they matter with `Loading.DEMAND` only, except `packing`.
 
+    The policy of `packing` decides which partitions may hold a model beside others, within their memory (None: all).
     A model that was loaded stays until it has run a batch or `min_resident_ns` are over. A partition has at most
     `loads` orders to load at a time. `load_ns` is how long a load is taken to be that nothing is known of. Later stages
     are prewarmed that lie on the most likely path and are reached with at least `min_probability`.
@@ -62,6 +64,7 @@ class ResidencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prewarm: Prewarm = Prewarm.JIT
     path: Likelihood = Likelihood.PRODUCT
     min_probability: float = 0.0
+    packing: AnyPolicy | None = None
 
 
 class Footprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,8 @@ Batches that it shares cost less, but nobody can count on that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places.search import Groups
 from sluice.batcher.state import ModelState, PartitionGroup, PipelineState
@@ -16,15 +18,17 @@ def stage_cost(model: ModelState, group: PartitionGroup, rows: int) -> float:
     return group.price * model.estimates[group.kind].expected_ns(rows) / NS_PER_S
 
 
-def cheapest_groups(event: RequestArrived, pipeline: PipelineState) -> tuple[list[Groups | None], float]:
-    """The cheapest group for each stage, and what they cost together.
+def cheapest_groups(
+    event: RequestArrived, pipeline: PipelineState, models: Sequence[ModelState | None] = ()
+) -> tuple[list[Groups | None], float]:
+    """The cheapest group for each stage, and what they cost together, if the `models` run them (empty: their own).
 
     Where the batch policy chooses the partition, the dearest group counts.
     """
     found: list[Groups | None] = []
     total = 0.0
     for stage in pipeline.stages:
-        model = stage.model
+        model = models[stage.index] if models else stage.model
         if model is None:
             found.append(None)
             continue

@@ -26,9 +26,11 @@ from sluice.batcher.places.price import Opening, larger_later_ns, opening
 from sluice.batcher.places.ruled_groups import ruled_groups
 from sluice.batcher.places.search import ComingModels, Groups, Search, TooLateError, queue_key
 from sluice.batcher.places.shares import FORGET_NS, FairShares, part_of_rows, present_gap_ns
+from sluice.batcher.places.variants import Variants
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import (
     Entry,
+    ModelState,
     PartitionGroup,
     PartitionState,
     PipelineState,
@@ -71,14 +73,24 @@ DEMANDS = 1024
 
 
 class Offer:
-    """The places of a request by stage, its planned end, and how long that is from now (0 if it can start at once)."""
+    """The places of a request by stage, its planned end, and how long that is from now (0 if it can start at once).
 
-    __slots__ = ("done_ns", "places", "waits_ns")
+    `models` are the variants by stage that it has its places for; empty where they are those of the stages.
+    """
 
-    def __init__(self, places: list[Place | None], done_ns: int, waits_ns: int) -> None:
+    __slots__ = ("done_ns", "models", "places", "waits_ns")
+
+    def __init__(
+        self,
+        places: list[Place | None],
+        done_ns: int,
+        waits_ns: int,
+        models: Sequence[ModelState | None] = (),
+    ) -> None:
         self.places = places
         self.done_ns = done_ns
         self.waits_ns = waits_ns
+        self.models = models
 
 
 NO_PLACES = Offer([], 0, 0)
@@ -144,6 +156,7 @@ class Places:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.locality = Locality(fleet.nodes)
+        self.variants = Variants(fleet.models)
         self._hand_off_ns = fleet.hand_off_ns
         self._open: dict[QueueKey, PlannedBatch] = {}
         self._gaps: dict[QueueKey, tuple[int, float]] = {}
@@ -192,7 +205,7 @@ class Places:
             if now_ns >= shares.renew_ns:
                 self._changes += 1
             share_ns = shares.start_ns(event, pipeline, now_ns)
-        if pipeline.single and share_ns == now_ns and event.max_cost is None:
+        if pipeline.single and share_ns == now_ns and event.max_cost is None and not event.min_accuracy:
             quick = self._join_last(event, pipeline, now_ns, kept_ns)
             if quick is None:
                 quick = self._open_idle(event, pipeline, now_ns, kept_ns)
@@ -205,6 +218,8 @@ class Places:
             done_ns += int(pipeline.drift * (done_ns - now_ns))
             if done_ns > event.deadline_ns:
                 return Refusal(done_ns, is_beyond_share=True)
+        if event.min_accuracy:
+            return self._find_accurate(event, pipeline, share_ns, now_ns)
         allowed: Sequence[Groups | None] = [
             None if stage.model is None else stage.model.groups if stage.rule is None else ruled_groups(stage)
             for stage in pipeline.stages
@@ -218,6 +233,28 @@ class Places:
         if isinstance(offer, Refusal):
             offer = self._search(event, pipeline, cheapest, share_ns, now_ns)
         return offer
+
+    def _find_accurate(
+        self, event: RequestArrived, pipeline: PipelineState, share_ns: int, now_ns: int
+    ) -> Offer | Refusal:
+        """Places for the cheapest variants that are accurate enough, or for the next ones where those would be late."""
+        refusal: Refusal | None = None
+        for models in self.variants.choices(pipeline, event.min_accuracy):
+            allowed: Sequence[Groups | None] = [None if model is None else model.groups for model in models]
+            if event.max_cost is not None:
+                cheapest, least = cheapest_groups(event, pipeline, models)
+                if least > event.max_cost:
+                    refusal = refusal or Refusal(now_ns, cost=least)
+                    continue
+                allowed = cheapest
+            offer = self._search(event, pipeline, allowed, share_ns, now_ns, models=models)
+            if isinstance(offer, Offer):
+                offer.models = models
+                return offer
+            if refusal is None or refusal.cost is not None or offer.done_ns < refusal.done_ns:
+                refusal = offer
+        assert refusal is not None, "a request is not admitted without a variant that is accurate enough"
+        return refusal
 
     def find_after_loads(
         self, event: RequestArrived, pipeline: PipelineState, coming: ComingModels, now_ns: int, kept_ns: int
@@ -322,12 +359,13 @@ class Places:
         share_ns: int,
         now_ns: int,
         coming: ComingModels = NONE_COMING,
+        models: Sequence[ModelState | None] = (),
     ) -> Offer | Refusal:
         # Where it cannot stay with those that it joined in the first stage, it may be in time in a batch of its own.
         for opens in (False,) if pipeline.single else (False, True):
             search = Search(event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns, coming)
             try:
-                search.run(allowed, opens=opens)
+                search.run(allowed, models, opens=opens)
                 break
             except TooLateError as error:
                 late = error
@@ -335,7 +373,7 @@ class Places:
         else:
             return Refusal(max(late.done_ns, event.deadline_ns + 1), pipeline.critical_path_ns if late.stays else 0)
         is_warm = search.opened and not coming  # a load is not put off, since later requests need it, too
-        if is_warm and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
+        if is_warm and not models and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
             search.undo()
             elsewhere = [
                 None if groups is None else [each for each in groups if each is not postponed.group]
@@ -472,6 +510,9 @@ class Places:
     def give(self, request: Request, offer: Offer) -> None:
         """Record the places of an admitted request."""
         places = request.places = offer.places
+        request.models = offer.models
+        if request.arrival.min_accuracy and not request.models:
+            request.models = self.variants.most_accurate(request.pipeline)
         request.waits_ns = offer.waits_ns
         pipeline = request.pipeline
         request.kept = pipeline.drift
@@ -629,6 +670,7 @@ class Places:
             del self._openings[known]
         self._refused.pop(pipeline, None)
         self._shares.forget(pipeline)
+        self.variants.forget(pipeline)
 
     # -- partitions
 

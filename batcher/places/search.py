@@ -249,10 +249,11 @@ class Search:
         reach = self._pipeline.reach
         return [(each.batch, reach[each.stage.index]) for each in self.opened if each.batch.partition.group is group]
 
-    def run(self, allowed: Sequence[Groups | None], *, opens: bool) -> None:
+    def run(self, allowed: Sequence[Groups | None], models: Sequence[ModelState | None] = (), *, opens: bool) -> None:
         """Take a place for each stage, on one of its `allowed` groups; raises TooLateError if there is none in time.
 
-        With `opens`, the first stages open batches of their own.
+        The `models` run the stages (empty: those that the stages have). With `opens`, the first stages open batches of
+        their own.
         """
         joined = False
         for stage in self._pipeline.stages:
@@ -260,7 +261,7 @@ class Search:
             for source in stage.waits_for:
                 if self._ends_ns[source] > ready_ns:
                     ready_ns = self._ends_ns[source]
-            model, groups = stage.model, allowed[stage.index]
+            model, groups = models[stage.index] if models else stage.model, allowed[stage.index]
             share = self._pipeline.reach[stage.index]
             if model is None or groups is None or share <= 0:
                 self._ends_ns.append(ready_ns)

@@ -16,7 +16,7 @@ from sluice.batcher.planner.fixed_plan import fixed_plan
 from sluice.batcher.planner.group_plan import group_plan
 from sluice.batcher.planner.problem.problem import Problem, path_of
 from sluice.batcher.planner.registry import DEFAULT, path_planners, planner_of
-from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
+from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of, without_waits
 from sluice.batcher.residency.placement import ModelNeed, place_models
 from sluice.models.errors import ConfigError
 
@@ -73,7 +73,7 @@ def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str
         for model in spec.models
     }
     there = [partition for partition in spec.partitions if partition.name not in observed.gone]
-    return place_models(needs, there, observed.held).residency
+    return place_models(needs, there, observed.held, spec.residency.packing).residency
 
 
 def _load(demand: DemandTable, model: str, slowest: dict[str, float]) -> dict[str, float]:
@@ -110,8 +110,10 @@ def _exact_plan(
         if paths := usual_planner.paths():
             planner = usual_planner
     path = paths[0] if paths else planner.quickest()
+    # Where the waits are too long, no dispatch would find an option in time, though one may be for this request.
+    rests = planner.rests() if paths else ExactPlanner(without_waits(demand, problem)).rests()
     stages = []
-    for stage, choice, rest in zip(problem.stages, path.choices, planner.rests(), strict=True):
+    for stage, choice, rest in zip(problem.stages, path.choices, rests, strict=True):
         option = stage.options[choice]
         stages.append(
             StagePlan(

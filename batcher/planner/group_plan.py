@@ -7,9 +7,6 @@ stage are then looked at. As in the paper, a stage takes the time of its batch, 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from sluice.batcher.interface.config import PipelineConfig
 from sluice.batcher.interface.plan_data import CostToGo, GroupSearch, PipelinePlan, StagePlan
@@ -18,36 +15,20 @@ from sluice.batcher.planner.baselines.slo_split import normalised_lengths, split
 from sluice.batcher.planner.demand import DemandTable
 from sluice.batcher.planner.exact import ExactPlanner, from_here
 from sluice.batcher.planner.problem.graph import ancestors
-from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem, StageProblem
-from sluice.batcher.planner.stage_options import Candidate, problem_of
-from sluice.models.units import NS_PER_S
+from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem
+from sluice.batcher.planner.stage_options import Candidate, problem_of, without_waits
 
 
 def group_plan(
     search: PathPlanner, demand: DemandTable, pipeline: PipelineConfig, candidates: Sequence[Sequence[Candidate]]
 ) -> PipelinePlan:
     """The plan of one pipeline, with the path that `search` finds now; where it finds none, the quickest there is."""
-    problem = problem_of(demand, pipeline, candidates, pipeline.slo_ns)
-    problem = replace(problem, stages=tuple(_without_waits(demand, stage) for stage in problem.stages))
+    problem = without_waits(demand, problem_of(demand, pipeline, candidates, pipeline.slo_ns))
     paths = search(problem)
     path = paths[0] if paths else ExactPlanner(problem).quickest()
     lengths = normalised_lengths(problem)
     stages = [_stage_plan(problem, path, lengths, index) for index in range(len(problem.stages))]
     return PipelinePlan(pipeline.name, tuple(stages), path.latency_ns, path.cost, bool(paths))
-
-
-def _without_waits(demand: DemandTable, stage: StageProblem) -> StageProblem:
-    """The stage with the times and costs of full batches, as they are once they run."""
-    if not stage.options[0].model:  # a combiner
-        return stage
-    hand_off_ns = demand.spec.limits.hand_off_ns
-    return replace(
-        stage,
-        latency_ns=np.array([option.service_ns + hand_off_ns for option in stage.options], np.int64),
-        cost=np.array(
-            [demand.price[each.kind] * each.service_ns / NS_PER_S / each.batch for each in stage.options], np.float64
-        ),
-    )
 
 
 def _stage_plan(problem: Problem, path: Path, lengths: Sequence[float], index: int) -> StagePlan:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -199,6 +200,24 @@ def problem_of(
             )
         )
     return Problem(tuple(stages), budget_ns)
+
+
+def without_waits(demand: DemandTable, problem: Problem) -> Problem:
+    """The same problem, in which a stage takes the time and the cost of a full batch, as they are once it runs."""
+    return replace(problem, stages=tuple(_without_waits(demand, stage) for stage in problem.stages))
+
+
+def _without_waits(demand: DemandTable, stage: StageProblem) -> StageProblem:
+    if not stage.options[0].model:  # a combiner
+        return stage
+    hand_off_ns = demand.spec.limits.hand_off_ns
+    return replace(
+        stage,
+        latency_ns=np.array([option.service_ns + hand_off_ns for option in stage.options], np.int64),
+        cost=np.array(
+            [demand.price[each.kind] * each.service_ns / NS_PER_S / each.batch for each in stage.options], np.float64
+        ),
+    )
 
 
 def _candidates(demand: DemandTable, stage: StageConfig, moved: tuple[str, float], slo_ns: int) -> list[Candidate]:

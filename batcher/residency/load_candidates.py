@@ -4,10 +4,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
+
 from sluice.batcher.estimates.latency import QUANTILE
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.residency_config import Eviction, ResidencyConfig
+from sluice.batcher.residency.packing import PartitionPacking
 from sluice.batcher.residency.partition_memory import PartitionMemory, choose_victims
 from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.state import ModelState, PipelineState
@@ -31,6 +34,7 @@ class RefusalCause(Enum):
     BUSY = "the limit of concurrent loads is reached"
     IN_USE = "every loaded model is in use or pinned"
     FAILED = "it could not be loaded"
+    PACKED = "the packing policy refuses every partition"
     DOWN = "no partition that has room for it is up"
 
 
@@ -64,10 +68,14 @@ FOR_ADMITTED = LoadPurpose()
 
 
 class _Option(NamedTuple):
-    """A partition that may load a model and run it from `start_ns` on; the fields are in order of rank."""
+    """A partition that may load a model and run it from `start_ns` on; the fields are in order of rank.
+
+    Of partitions that are as good, a packing policy prefers the one of the least `cost`.
+    """
 
     start_ns: int
     lacks_memory: bool
+    cost: float
     number: int
     ready_ns: int
     memory: PartitionMemory
@@ -82,7 +90,8 @@ class LoadCandidates:
     """Looks for partitions that can load a model.
 
     `memories` are the memories of the partitions by name, `waiting` the models that found no partition. `is_kept`
-    returns True if a partition needs a model for a planned batch or for sequences.
+    returns True if a partition needs a model for a planned batch or for sequences. `packing` decides which partitions
+    may load a model beside what they have.
     """
 
     def __init__(
@@ -101,6 +110,7 @@ class LoadCandidates:
         self._memories = memories
         self._waiting = waiting
         self._is_kept = is_kept
+        self.packing = None if config.packing is None else PartitionPacking(config.packing)
 
     def find(
         self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED, ahead_ns: Mapping[str, int] = {}
@@ -121,15 +131,19 @@ class LoadCandidates:
         coming = [(memory, self._load_ns(memory, model, ahead_ns)) for memory in willing]
         idle = [(memory, coming_ns) for memory, coming_ns in coming if memory.loads < self._config.loads]
         options = (self._option(memory, model, coming_ns, now_ns) for memory, coming_ns in idle)
-        useful = sorted((each for each in options if each.start_ns < purpose.before_ns), key=lambda each: each[:3])
+        useful = sorted((each for each in options if each.start_ns < purpose.before_ns), key=lambda each: each[:4])
+        packed = ""
         for option in useful:
-            leaving = self._leaving(option.memory, model, now_ns, purpose) if option.lacks_memory else ()
+            leaving, refusal = self._make_room(option.memory, model, now_ns, purpose)
             if leaving is not None:
                 return LoadCandidate(option.ready_ns, option.memory, leaving)
+            packed = packed or refusal
         if len(idle) < len(coming):
             return _refusal(model, RefusalCause.BUSY, True, self._later_ns(model, coming, now_ns))
         if useful:
             later_ns = self._later_ns(model, coming, now_ns)
+            if packed:
+                return LoadRefusal(f"{RefusalCause.PACKED.value}: {packed}", later_ns is not None, later_ns)
             return _refusal(model, RefusalCause.IN_USE, later_ns is not None, later_ns)
         if len(willing) < len(absent):
             return _refusal(model, RefusalCause.FAILED)
@@ -146,13 +160,35 @@ class LoadCandidates:
     def _load_ns(self, memory: PartitionMemory, model: ModelState, ahead_ns: Mapping[str, int]) -> int:
         return ahead_ns.get(memory.partition.name, 0) + memory.load_ns(model, self._config.load_ns)
 
-    @staticmethod
-    def _option(memory: PartitionMemory, model: ModelState, load_ns: int, now_ns: int) -> _Option:
+    def _make_room(
+        self, memory: PartitionMemory, model: ModelState, now_ns: int, purpose: LoadPurpose
+    ) -> tuple[tuple[str, ...] | None, str]:
+        """The models to evict from a partition for a model; None if too few may be evicted.
+
+        One after the other goes until the packing policy lets the partition load the model, if there is one; else the
+        second value is its reason.
+        """
+        packing, refusal = self.packing, ""
+        lacking = model.config.memory_on(memory.partition.kind) - memory.free_bytes
+        while True:
+            leaving = self._leaving(memory, model, lacking, now_ns, purpose) if lacking > 0 else ()
+            if leaving is None or packing is None:
+                return leaving, refusal
+            reason = packing.refusal(model, memory.partition, memory.device(packing, leaving))
+            if reason is None:
+                return leaving, ""
+            refusal = refusal or reason
+            freed = sum([self._models[key].config.memory_on(memory.partition.kind) for key in leaving])
+            lacking = max(lacking, freed, 0) + 1
+
+    def _option(self, memory: PartitionMemory, model: ModelState, load_ns: int, now_ns: int) -> _Option:
         partition = memory.partition
         ready_ns = memory.loads_end_ns(now_ns) + load_ns
         start_ns = max(ready_ns, planned_until_ns(partition, now_ns))
         lacks_memory = memory.free_bytes < model.config.memory_on(partition.kind)
-        return _Option(start_ns, lacks_memory, partition.number, ready_ns, memory)
+        packing = self.packing
+        cost = 0.0 if packing is None else packing.cost(model, partition, memory.device(packing))
+        return _Option(start_ns, lacks_memory, cost, partition.number, ready_ns, memory)
 
     def surplus(self, memory: PartitionMemory, now_ns: int) -> tuple[str, ...]:
         """The models to evict from a partition that exceeds its memory, since a model takes more than was assumed.
@@ -184,17 +220,25 @@ class LoadCandidates:
         min_resident_ns, load_ns = self._config.min_resident_ns, self._config.load_ns
         times_ns: list[int] = []
         for memory, coming_ns in coming:
-            if memory.may_get_room(model):
+            if memory.may_get_room(model) and self._may_be_packed(memory, model):
                 backlog_ns = planned_until_ns(memory.partition, now_ns)
                 ahead = (each for each in self._waiting if each is not model and self._queues.has_work(each))
                 ahead_ns = sum(memory.load_ns(each, load_ns) + min_resident_ns for each in ahead)
                 times_ns.append(max(memory.settled_ns(min_resident_ns, now_ns), backlog_ns) + ahead_ns + coming_ns)
         return min(times_ns, default=None)
 
+    def _may_be_packed(self, memory: PartitionMemory, model: ModelState) -> bool:
+        """True if the packing policy would let a partition load a model beside those that never go for it."""
+        packing = self.packing
+        if packing is None:
+            return True
+        alone = packing.device(memory.partition, memory.capacity, memory.staying(model))
+        return packing.refusal(model, memory.partition, msgspec.structs.replace(alone, used=())) is None
+
     def _leaving(
-        self, memory: PartitionMemory, model: ModelState, now_ns: int, purpose: LoadPurpose
+        self, memory: PartitionMemory, model: ModelState, lacking: int, now_ns: int, purpose: LoadPurpose
     ) -> tuple[str, ...] | None:
-        """The models to evict from a partition for a model; None if too few may be evicted."""
+        """The models to evict from a partition for a model to free `lacking` bytes; None if too few may be evicted."""
         if self._config.eviction is Eviction.NONE:
             return None
         models = self._models
@@ -214,7 +258,6 @@ class LoadCandidates:
             outweighed = purpose.asked is None or worth(key) < purpose.asked
             return outweighed and self._may_go(models[key], memory, now_ns, purpose)
 
-        lacking = model.config.memory_on(memory.partition.kind) - memory.free_bytes
         leaving = memory.victims(lacking, model.config.priority, may_go)
         if leaving is not None and purpose.asked is not None and sum(map(worth, leaving)) >= purpose.asked:
             return None

@@ -219,6 +219,11 @@ class OnDemandLoader:
 
     # -- what happens
 
+    def sampled(self, used: Mapping[str, int]) -> None:
+        """Record the bytes in use by partition."""
+        if self._candidates.packing is not None:
+            self._candidates.packing.sampled(used)
+
     def loaded(self, name: str, key: str, now_ns: int) -> None:
         """Record that a partition holds one more model."""
         if (memory := self.memories.get(name)) is not None:
@@ -478,6 +483,9 @@ class NoOnDemandLoading:
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """The plan decides how many partitions hold a model."""
+
+    def sampled(self, used: Mapping[str, int]) -> None:
+        """The plan goes by what models are known to take."""
 
     def loaded(self, name: str, key: str, now_ns: int) -> None:
         """No memory is counted."""

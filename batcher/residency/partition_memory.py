@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
@@ -10,10 +10,12 @@ import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.residency.packing import PartitionPacking
 from sluice.batcher.residency.reconciler import ResidencyReconciler
 from sluice.batcher.state import ModelState, PartitionState
 from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.units import INFINITE_NS
+from sluice.mps.packing.tenant import Device
 
 LOAD_WEIGHT = 0.3
 """Weight of one load in the smoothed load time of a model."""
@@ -123,9 +125,20 @@ class PartitionMemory:
         self._follow()
         most = model.config.priority
         stay_bytes = sum([taken for priority, taken in self._priorities.items() if priority > most])
-        pinned = [each for each in self._pinned.values() if each.config.priority <= most and self._stays(each)]
-        stay_bytes += sum([self._sizes[each.config.key][1] for each in pinned])
+        stay_bytes += sum([self._sizes[each.config.key][1] for each in self._pinned_for(model)])
         return stay_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
+
+    def staying(self, model: ModelState) -> list[ModelState]:
+        """The models here that are never evicted for a model; O(models here)."""
+        self._follow()
+        most = model.config.priority
+        above = [self._fleet.models[key] for key, (priority, _) in self._sizes.items() if priority > most]
+        return above + self._pinned_for(model)
+
+    def _pinned_for(self, model: ModelState) -> list[ModelState]:
+        """The copies of pinned models that stay here, of those with no higher priority than a model."""
+        most = model.config.priority
+        return [each for each in self._pinned.values() if each.config.priority <= most and self._stays(each)]
 
     def may_hold(self, model: ModelState) -> bool:
         """True if a model may ever be here."""
@@ -209,6 +222,13 @@ class PartitionMemory:
         models = map(self._fleet.models.__getitem__, self.partition.models)
         young = (model.config.key for model in models if self.young(model, min_resident_ns, now_ns))
         return max((self._since[key][0] + min_resident_ns for key in young), default=now_ns)
+
+    def device(self, packing: PartitionPacking, leaving: Collection[str] = ()) -> Device:
+        """The partition as packing policies see it, once the models in `leaving` have gone."""
+        models = self._fleet.models
+        held = [models[key] for key in sorted(self.partition.models) if key not in leaving]
+        loading = [models[key] for key in sorted(self._loading)]
+        return packing.device(self.partition, self.capacity, held, loading)
 
     def residents(self) -> list[Resident]:
         """The models here, without the copies of pinned models that stay."""

@@ -12,6 +12,9 @@ from math import inf
 from typing import NamedTuple
 
 from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
+from sluice.batcher.residency.packing import MIB, tenant_of, with_tenant
+from sluice.mps.packing.policies import AnyPolicy
+from sluice.mps.packing.tenant import Device
 
 STAY = 0.8
 """Factor on the cost where a model is held already: models move to save a fifth, not with every change of traffic."""
@@ -43,6 +46,7 @@ def place_models(
     models: Mapping[str, ModelNeed],
     partitions: Sequence[PartitionConfig],
     present: Mapping[str, Collection[str]] | None = None,
+    policy: AnyPolicy | None = None,
 ) -> ResidencyPlan:
     """Place every model once where it costs least, then the replicas that are asked for, then others by load per host.
 
@@ -51,19 +55,23 @@ def place_models(
     for all models, pinned models come first, placed so that the largest other model still has room if possible. Then
     come the models with the most load, then those that are held, then the smaller ones. O((models + STEPS) partitions
     log partitions), and as much for each replica.
+
+    A packing `policy` says which partitions with a bound may take a model beside those that are there, which of them is
+    the best, and in which order models come. The memory that is then left stays free.
     """
     present = present or {}
-    rooms = [_Room(number, config, present.get(config.name, ())) for number, config in enumerate(partitions)]
+    rooms = [_Room(number, config, present.get(config.name, ()), policy) for number, config in enumerate(partitions)]
     unbounded = [room for room in rooms if room.free == inf]
     for room in unbounded:
         for key, need in models.items():
             if room.may_hold(key):
                 room.take(key, need)
     left = {key: need for key, need in models.items() if not any(key in room.models for room in unbounded)}
-    unplaced = _place_once(left, rooms)
+    unplaced = _place_once(left, rooms, policy)
     placed = {key: need for key, need in models.items() if key not in unplaced}
     _replicate_as_asked(placed, rooms)
-    _replicate(placed, rooms)
+    if policy is None:
+        _replicate(placed, rooms)
     return ResidencyPlan({room.name: tuple(sorted(room.models)) for room in rooms}, unplaced)
 
 
@@ -107,13 +115,14 @@ def find_room(
     partitions: Sequence[PartitionConfig],
     held: Mapping[str, Collection[str]],
     serving: Mapping[str, Collection[str]],
+    policy: AnyPolicy | None = None,
 ) -> NewPlacement:
     """Place new models beside those that are held: no partition exceeds its memory, and no model loses its last copy.
 
     `needs` are of all models. `held` has the models that partitions hold or are loading, `serving` those that
     partitions which are up hold.
     """
-    target = place_models(needs, partitions, held).residency
+    target = place_models(needs, partitions, held, policy).residency
     copies = {name: set(models) for name, models in serving.items()}
     residency: dict[str, tuple[str, ...]] = {}
     spare: dict[str, tuple[str, ...]] = {}
@@ -137,11 +146,28 @@ def find_room(
 
 
 class _Room:
-    """A partition while it is filled: its free bytes, and the load of the models that it holds so far."""
+    """A partition while it is filled: its free bytes, the load of the models that it holds so far, and its devices.
 
-    __slots__ = ("_allowed", "_loads", "free", "kind", "models", "name", "number", "present", "price")
+    The last of the devices is the partition as the packing policy sees it now, those before as it was.
+    """
 
-    def __init__(self, number: int, config: PartitionConfig, present: Collection[str]) -> None:
+    __slots__ = (
+        "_allowed",
+        "_devices",
+        "_loads",
+        "_policy",
+        "free",
+        "kind",
+        "models",
+        "name",
+        "number",
+        "present",
+        "price",
+    )
+
+    def __init__(
+        self, number: int, config: PartitionConfig, present: Collection[str], policy: AnyPolicy | None
+    ) -> None:
         self.number = number
         self.name = config.name
         self.kind = config.kind
@@ -151,6 +177,16 @@ class _Room:
         self.models: set[str] = set()
         self._loads = [0.0]
         self._allowed = None if config.models is None else frozenset(config.models)
+        self._policy = policy if config.memory_bytes else None
+        self._devices = [Device(config.name, config.memory_bytes // MIB)]
+
+    def may_take(self, key: str, need: ModelNeed) -> bool:
+        """True if there is room for one more model."""
+        if self.free < need.memory_bytes or key in self.models or not self.may_hold(key):
+            return False
+        return (
+            self._policy is None or self._policy.refusal(tenant_of(key, need.memory_bytes), self._devices[-1]) is None
+        )
 
     def may_hold(self, key: str) -> bool:
         return self._allowed is None or key in self._allowed
@@ -159,27 +195,37 @@ class _Room:
         self.models.add(key)
         self.free -= need.memory_bytes
         self._loads.append(self._loads[-1] + need.load.get(self.kind, 0.0))
+        if self._policy is not None:
+            self._devices.append(with_tenant(self._devices[-1], tenant_of(key, need.memory_bytes)))
 
     def give_up(self, key: str, need: ModelNeed) -> None:
         """Undo the last `take`."""
         self.models.remove(key)
         self.free += need.memory_bytes
         self._loads.pop()
+        if self._policy is not None:
+            self._devices.pop()
 
     def rank(self, key: str, need: ModelNeed) -> tuple[float, bool, float, int]:
         """Sort key of rooms for a model: lower cost first, then where it is already, then the lower load.
 
-        For a pinned model the last criterion is less free memory, because no other model ever gets its room.
+        For a pinned model the last criterion is less free memory, because no other model ever gets its room. A packing
+        policy has its own cost.
         """
         cost = self.price * need.load.get(self.kind, inf) if need.load else 0.0
         moves = key not in self.present
+        if self._policy is not None:
+            return self._policy.cost(tenant_of(key, need.memory_bytes), self._devices[-1]), moves, 0.0, self.number
         return (cost if moves else cost * STAY, moves, self.free if need.pinned else self._loads[-1], self.number)
 
 
-def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> tuple[str, ...]:
+def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room], policy: AnyPolicy | None) -> tuple[str, ...]:
     """Place each model in one room; returns the keys of those that are left out, sorted."""
     fitting = {key: need for key, need in models.items() if _ranked(key, need, rooms)}
     order = sorted(fitting, key=lambda key: (-fitting[key].memory_bytes, key))
+    if policy is not None:
+        tenants = [tenant_of(key, need.memory_bytes) for key, need in fitting.items()]
+        order = [tenant.name for tenant in policy.in_order(tenants)]
     if _search(order, fitting, rooms):
         return tuple(sorted(models.keys() - fitting.keys()))
     _place_pinned(order, fitting, rooms)
@@ -272,9 +318,7 @@ def _replicate(models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
 
 def _ranked(key: str, need: ModelNeed, rooms: Sequence[_Room]) -> list[_Room]:
     """The rooms that can take one more model, the best first."""
-    fitting = (
-        room for room in rooms if room.free >= need.memory_bytes and key not in room.models and room.may_hold(key)
-    )
+    fitting = (room for room in rooms if room.may_take(key, need))
     return sorted(fitting, key=lambda room: room.rank(key, need))
 
 

@@ -29,7 +29,7 @@ class Admission:
     per probe interval although it is predicted to be late, if partitions are idle and it may be in time with the lowest
     correction. Such a probe reveals an estimate that is too high.
 
-    A request of a pipeline that evicts, or with a limited cost, is never a probe.
+    A request of a pipeline that evicts, or with a limited cost or an accuracy, is never a probe.
 
     A request of a sequence has no places, and is never refused for its deadline: its sequence would lack its part.
 
@@ -76,7 +76,15 @@ class Admission:
         if nbytes and (short := self._memory.refusal(pipeline.number, nbytes)) is not None:
             reason = f"needs {nbytes} bytes of tensor memory; {short}"
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
-        if pipeline.degraded and (judged := self._judge_degraded(event, pipeline, now_ns, wait_ns)) is not None:
+        if event.min_accuracy and not self._places.variants.choices(pipeline, event.min_accuracy):
+            self._loader.note_rejection(pipeline, 0, now_ns)
+            reason = f"no partition holds models with an accuracy of {event.min_accuracy:g} or more for all stages"
+            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+        if (
+            pipeline.degraded
+            and not event.min_accuracy
+            and (judged := self._judge_degraded(event, pipeline, now_ns, wait_ns)) is not None
+        ):
             return judged
         self._places.count(event, pipeline, now_ns)
         if pipeline.has_sequences:
@@ -170,7 +178,8 @@ class Admission:
         limits = self._limits
         if self._forgive(pipeline, now_ns):
             hopeful_ns = int(unloaded_latency_ns(pipeline, limits.hand_off_ns) * CORRECTION_BOUNDS[0])
-            may_probe = pipeline.outstanding == 0 and not pipeline.evicts and event.max_cost is None
+            is_plain = event.max_cost is None and not event.min_accuracy
+            may_probe = pipeline.outstanding == 0 and not pipeline.evicts and is_plain
             if may_probe and now_ns + hopeful_ns <= event.deadline_ns and self._has_idle(pipeline):
                 return NO_PLACES
             predict(pipeline, limits.hand_off_ns)

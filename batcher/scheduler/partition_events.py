@@ -9,6 +9,7 @@ from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, UnloadModel
 from sluice.batcher.interface.events import (
     LinkMeasured,
+    MemorySampled,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
@@ -114,10 +115,18 @@ class PartitionEvents:
         """Record that a worker has unloaded a model."""
         self.residency.advance(now_ns, decisions)
 
+    def memory_sampled(self, event: MemorySampled, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Record the memory in use by partition."""
+        self.loader.sampled(event.used)
+
     def plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Follow a new plan."""
+        """Follow a new plan; queues that were deferred by the rules of the one before are looked at again."""
         plan = self._replanner.built(event.build, event.plan, now_ns)
-        if plan is not None and plan.residency and not self.loader.enabled:
+        if plan is None:
+            return
+        if any(stage.rule is not None for planned in plan.pipelines for stage in planned.stages):
+            self._dispatcher.wakeups.end_deferrals(None, now_ns)
+        if plan.residency and not self.loader.enabled:
             self.residency.set_desired(plan.residency, now_ns, decisions)
 
     def resized(self, event: PartitionResized, now_ns: int, decisions: list[AnyDecision]) -> None:

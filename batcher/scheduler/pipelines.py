@@ -11,6 +11,7 @@ from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, Sch
 from sluice.batcher.interface.decisions import AcceptChange, AnyDecision, RejectChange
 from sluice.batcher.interface.events import (
     LinkMeasured,
+    MemorySampled,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
@@ -82,6 +83,7 @@ class PipelineRegistry:
             ModelLoadFailed: partition_events.model_load_failed,
             ModelUnloaded: partition_events.model_unloaded,
             PlanBuilt: partition_events.plan_built,
+            MemorySampled: partition_events.memory_sampled,
             ServingChanged: self._change,
             **self.resizer.handlers,
         }
@@ -139,7 +141,7 @@ class PipelineRegistry:
 
     def _place(self, event: ServingChanged) -> NewPlacement | RejectChange:
         """Place the models of a change; a model without room waits for demand, if that is possible."""
-        new = tuple(model.key for model in event.models)
+        new, packing = tuple(model.key for model in event.models), self.spec.residency.packing
         needs = model_needs([*self.spec.models, *event.models], self.spec.partitions)
         partitions = [_may_hold(each, needs, new) for each in self.spec.partitions if not each.fixed]
         states, held = self._fleet.partitions, {each.name: self.residency.held(each.name) for each in partitions}
@@ -150,9 +152,9 @@ class PipelineRegistry:
             for each in partitions
             if not each.memory_bytes or (states[each.name].ready and not states[each.name].closed)
         ]
-        placement = find_room(needs, new, up or partitions, held, serving)
+        placement = find_room(needs, new, up or partitions, held, serving, packing)
         if placement.unplaced:
-            placement = find_room(needs, new, partitions, held, serving)
+            placement = find_room(needs, new, partitions, held, serving, packing)
         largest = max((each.memory_bytes for each in partitions), default=0)
         for key in placement.unplaced:
             size = _mib(needs[key].memory_bytes)

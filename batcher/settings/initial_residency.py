@@ -62,11 +62,12 @@ def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> Initi
     needs = model_needs(spec.models, spec.partitions)
     absent = {slot for scaled in spec.scaling.classes for slot in scaled.slots[scaled.initial :]}
     present = [each for each in spec.partitions if each.name not in absent] or spec.partitions
-    placement = place_models(needs, present)
+    policy = settings.packing_policy
+    placement = place_models(needs, present, policy=policy)
     residency = dict(placement.residency)
     for later in spec.partitions:
         if later.name not in residency:  # a slot that is empty at the start holds what a lone partition would
-            residency |= place_models(needs, [later]).residency
+            residency |= place_models(needs, [later], policy=policy).residency
     largest = max(partition.memory_bytes for partition in spec.partitions)
     crowded = any(needs[key].memory_bytes <= largest for key in placement.unplaced)
     demand = settings.loading is LoadingMode.DEMAND or (settings.loading is LoadingMode.AUTO and crowded)

@@ -9,6 +9,7 @@ from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
 from sluice.models.spec import public_key
 from sluice.models.units import ms_to_ns
+from sluice.mps.packing.policies import POLICIES, AnyPolicy, PackingName
 
 
 class LoadingMode(enum.StrEnum):
@@ -22,7 +23,7 @@ class LoadingMode(enum.StrEnum):
 class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Loading and eviction; `pinned` and `priorities` name models, or pipelines, which stand for all their models.
 
-    With `loading: plan` the other settings have no effect.
+    With `loading: plan` the other settings have no effect, except `packing`: a policy, or the name of one.
     """
 
     loading: LoadingMode = LoadingMode.AUTO
@@ -35,6 +36,7 @@ class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     prewarm: Prewarm = Prewarm.JIT
     path: Likelihood = Likelihood.PRODUCT
     min_probability: float = 0
+    packing: PackingName | AnyPolicy | None = None
 
     def __post_init__(self) -> None:
         if not all(0 <= each < math.inf for each in (self.min_resident_ms, self.default_load_ms)) or self.loads < 1:
@@ -47,6 +49,11 @@ class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """The models and pipelines that are named."""
         return {*self.pinned, *self.priorities}
 
+    @property
+    def packing_policy(self) -> AnyPolicy | None:
+        """The policy that says which models may share a partition; None if all may."""
+        return POLICIES[self.packing] if isinstance(self.packing, PackingName) else self.packing
+
     def config(self, loading: Loading) -> ResidencyConfig:
         """The settings as the scheduler takes them."""
         return ResidencyConfig(
@@ -58,6 +65,7 @@ class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             self.prewarm,
             self.path,
             self.min_probability,
+            self.packing_policy,
         )
 
     def apply(self, spec: SchedulerSpec, footprints: dict[str, dict[str, Footprint]]) -> SchedulerSpec:

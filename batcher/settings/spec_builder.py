@@ -173,6 +173,7 @@ def _pipeline_config(
                 stage.name in cached,
                 _source_bytes(stage, specs),
                 _compete(stage.compete),
+                stage.accuracies,
                 stage.on_late is OnLate.PARTIAL,
             )
         )

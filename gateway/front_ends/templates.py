@@ -56,6 +56,7 @@ class SentTemplate(Numbered):
             options.explain,
             options.priority,
             options.timeout_ns,
+            options.min_accuracy,
         )
 
 
@@ -81,6 +82,7 @@ class SentTemplates:
             options.explain,
             options.priority,
             options.timeout_ns,
+            options.min_accuracy,
             *((name, tensor.shape) for name, tensor in inputs.items()),
         )
         template = self._known.pop(key, None)
@@ -155,6 +157,7 @@ class TakenTemplate:
             template.priority,
             None,
             template.timeout_ns,
+            min_accuracy=template.min_accuracy,
         )
 
     def options(self, budget_ns: int, id: str, located: Mapping[str, OutputTensor]) -> RequestOptions:
@@ -175,6 +178,7 @@ class TakenTemplate:
             like.priority,
             None,
             like.timeout_ns,
+            min_accuracy=like.min_accuracy,
         )
         if not id:
             self._options = options  # most requests have the same objective

@@ -9,6 +9,7 @@ from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import body_schema, json_body, router
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.scaling import Scaling
+from sluice.gateway.partitions.worker_memory import WorkerMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.errors import RequestError
 
@@ -31,10 +32,12 @@ def partition_router(inventory: Inventory, scaling: Scaling, restrictions: Restr
     It also reports the numbers of partitions that scaled classes are to have.
     """
     routes = router(ApiGroup.STATISTICS, restrictions)
+    memory = WorkerMemory(inventory)
 
     @routes.get("/v2/sluice/partitions")
     async def partitions() -> Response:
-        body = msgspec.json.encode({"partitions": inventory.report()})
+        await memory.refresh()
+        body = msgspec.json.encode({"partitions": inventory.report(memory.used)})
         return Response(body, media_type="application/json")
 
     @routes.get("/v2/sluice/scaling")

@@ -50,6 +50,8 @@ _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output"})
 _SERVER_PARAMETERS = _RESERVED_PARAMETERS | {
     "slo_ms",
     "max_cost",
+    "max_latency_ms",
+    "min_accuracy",
     "sluice_explain",
     "priority",
     "timeout",
@@ -179,6 +181,7 @@ class DataPlane(ABC):
         if request.id and len(request.id.encode()) > self._max_id_bytes:
             raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
+        min_accuracy = 0.0
         explain, priority, timeout_ns, parameters, sequence = False, 0, 0, NO_PARAMETERS, None
         if request.parameters:
             slo_ms, timeout_ns = _objectives(request.parameters)
@@ -187,6 +190,7 @@ class DataPlane(ABC):
                     timeout_ns, timeout_ns if transport_budget_ns is None else transport_budget_ns
                 )
             max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
+            min_accuracy = _min_accuracy(request.parameters, signature.pipeline)
             priority, sequence = _priority(request.parameters), _sequence(request.parameters)
             parameters = _for_models(request.parameters)
         if request.shared:
@@ -211,6 +215,7 @@ class DataPlane(ABC):
             timeout_ns,
             parameters,
             sequence=sequence,
+            min_accuracy=min_accuracy,
         )
 
     def _deliveries(self, signature: Signature, wanted: Mapping[str, SharedMemoryRef | int]) -> Deliveries:
@@ -329,7 +334,14 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
         raise RequestError(
             f"parameter 'timeout' must be a whole number of microseconds of 0 or more, got {timeout!r:.80}"
         )
-    return parameters.get("slo_ms"), min(timeout * NS_PER_US, INFINITE_NS)
+    slo_ms, most_ms = parameters.get("slo_ms"), parameters.get("max_latency_ms")
+    if most_ms is not None:
+        if isinstance(most_ms, bool) or not isinstance(most_ms, int | float) or not 0 < most_ms < math.inf:
+            raise RequestError(f"parameter 'max_latency_ms': expected a finite number above 0, got {most_ms!r:.80}")
+        if slo_ms is not None:
+            raise RequestError("parameter 'max_latency_ms': expected either it or 'slo_ms', which mean the same")
+        slo_ms = most_ms
+    return slo_ms, min(timeout * NS_PER_US, INFINITE_NS)
 
 
 def _for_models(parameters: Parameters) -> str:
@@ -349,6 +361,26 @@ def _max_cost(parameters: Parameters) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise RequestError(f"parameter 'max_cost': expected a finite number of at least 0, got {value!r:.80}")
+    return float(value)
+
+
+def _min_accuracy(parameters: Parameters, pipeline: Pipeline) -> float:
+    """The accuracy that a request asks of the models that run it; 0 if it asks for none."""
+    value = parameters.get("min_accuracy")
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise RequestError(f"parameter 'min_accuracy': expected a number from 0 to 1, got {value!r:.80}")
+    families = [stage for stage in pipeline.stages if stage.accuracies]
+    if not families:
+        raise RequestError(f"parameter 'min_accuracy': {pipeline.name} has no family to choose a model from")
+    for stage in families:
+        best = stage.accuracies[0]
+        if best < value:
+            raise RequestError(
+                f"parameter 'min_accuracy': no model of stage '{stage.name}' reaches {value:g}; the best, "
+                f"{stage.variants[0]}, has {best:g}"
+            )
     return float(value)
 
 

@@ -44,7 +44,8 @@ class StageTrace(msgspec.Struct, frozen=True):
     stage's inputs were complete. `batch_wait_ms` is the part of `queue_ms` for which the worker had nothing to run: the
     batch waited for more rows. `predicted_ms` (None: unknown) and `actual_ms` run from the dispatch to the end of the
     batch. `cost` is the request's share. `failed` is the reason of a batch without a result; then only `queue_ms` and
-    `actual_ms` are known.
+    `actual_ms` are known. A model of a family has an `accuracy` (None: it is of none). It is the cheapest one in time
+    of those that reach the `min_accuracy` of the request, or the plan's where that is 0.
     """
 
     stage: str
@@ -63,6 +64,8 @@ class StageTrace(msgspec.Struct, frozen=True):
     cost: float
     failed: str = ""
     batch_wait_ms: float = 0.0
+    accuracy: float | None = None
+    min_accuracy: float = 0.0
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -142,7 +145,7 @@ class Step(NamedTuple):
 def explain(trace: Trace, now_ns: int) -> Explanation:
     """The explanation of a request, as of `now_ns` if it is still in flight."""
     steps = steps_of(trace)
-    stages = tuple(_stage_trace(step, trace.stages) for step in steps)
+    stages = tuple(_stage_trace(step, trace.stages, trace.arrival.min_accuracy) for step in steps)
     ended_ns = now_ns if trace.outcome is None else trace.ended_ns
     # A copy of an overdue batch may end when the request has its answer from another one.
     on_time = [step for step in steps if step.run.reported_ns <= ended_ns]
@@ -262,10 +265,11 @@ def _reason(trace: Trace) -> str:
     return trace.reason or ("" if trace.outcome is None else _REASONS.get(trace.outcome, ""))
 
 
-def _stage_trace(step: Step, stages: Sequence[StageConfig]) -> StageTrace:
+def _stage_trace(step: Step, stages: Sequence[StageConfig], min_accuracy: float) -> StageTrace:
     run, member, batch = step.run, step.member, step.run.batch
+    stage = stages[member.stage]
     return StageTrace(
-        stages[member.stage].name,
+        stage.name,
         batch.model,
         batch.partition,
         batch.batch,
@@ -281,6 +285,8 @@ def _stage_trace(step: Step, stages: Sequence[StageConfig]) -> StageTrace:
         cost=run.cost * member.rows / batch.rows,
         failed=run.failed,
         batch_wait_ms=0.0 if run.failed else _ms(max(0, run.dispatched_ns - max(step.ready_ns, run.idle_ns))),
+        accuracy=dict(zip(stage.variants, stage.accuracies, strict=False)).get(batch.model),
+        min_accuracy=min_accuracy,
     )
 
 
@@ -289,7 +295,11 @@ def _ms(duration_ns: int) -> float:
 
 
 def _configuration(stage: StageTrace) -> str:
-    return f"{_token(stage.stage)}={_token(stage.model)}*{stage.batch_rows}@{_token(stage.partition)}"
+    plan = f"{_token(stage.stage)}={_token(stage.model)}*{stage.batch_rows}@{_token(stage.partition)}"
+    if stage.accuracy is None:
+        return plan
+    reason = f"cheapest-in-time-of-{stage.min_accuracy:g}" if stage.min_accuracy else "plan"
+    return f"{plan};accuracy={stage.accuracy:g};chosen={reason}"
 
 
 def _figures(stage: StageTrace) -> str:

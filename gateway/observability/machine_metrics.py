@@ -7,13 +7,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from prometheus_client.core import Metric
 
 from sluice.gateway.observability.exposition import ExposedMetric, Group
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.mps.nvidia.readings import GpuReading, gpu_readings
+
+T = TypeVar("T")
 
 READ_TIMEOUT_S = 0.5
 """The longest time that a scrape waits for new readings: a driver may hang. Then it has the ones before."""
@@ -133,7 +135,7 @@ class MachineMetrics(MetricsSource):
         if self._reading is None:
             if self._clock_s() - self._read_s < self._interval_s:
                 return
-            self._reading = _in_daemon_thread(self._reader.read)
+            self._reading = in_daemon_thread(self._reader.read)
             self._reading.add_done_callback(self._took)
         await asyncio.wait([self._reading], timeout=READ_TIMEOUT_S)
 
@@ -192,10 +194,10 @@ class MachineMetrics(MetricsSource):
                 )
 
 
-def _in_daemon_thread(read: Callable[[], Readings]) -> asyncio.Future[Readings]:
+def in_daemon_thread(read: Callable[[], T]) -> asyncio.Future[T]:
     """Read in a thread that does not keep the process from ending, as one of the loop's executor would."""
     loop = asyncio.get_running_loop()
-    reading: asyncio.Future[Readings] = loop.create_future()
+    reading: asyncio.Future[T] = loop.create_future()
 
     def attempt() -> None:
         give: Callable[[], None]

@@ -16,7 +16,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class _Process(NamedTuple):
+class ProcessUsage(NamedTuple):
     """The processor time of a process in s, and its resident memory."""
 
     cpu_s: float
@@ -33,7 +33,7 @@ class ProcessMetrics(MetricsSource):
         self._others = others
         self._own = ProcessCollector(registry=None)
         self._families: list[Metric] = []
-        self._found: dict[str, _Process] = {}
+        self._found: dict[str, ProcessUsage] = {}
 
     async def refresh(self) -> None:
         """Read `/proc`."""
@@ -41,8 +41,8 @@ class ProcessMetrics(MetricsSource):
         loop = asyncio.get_running_loop()
         self._families, self._found = await loop.run_in_executor(None, self._read, others)
 
-    def _read(self, others: Mapping[str, int]) -> tuple[list[Metric], dict[str, _Process]]:
-        found = {name: process for name, pid in others.items() if (process := _process(pid)) is not None}
+    def _read(self, others: Mapping[str, int]) -> tuple[list[Metric], dict[str, ProcessUsage]]:
+        found = {name: process for name, pid in others.items() if (process := read_process(pid)) is not None}
         return list(self._own.collect()), found
 
     def collect(self) -> Iterator[Metric]:
@@ -65,10 +65,10 @@ class ProcessMetrics(MetricsSource):
         yield from (cpu, memory)
 
 
-def _process(pid: int) -> _Process | None:
+def read_process(pid: int) -> ProcessUsage | None:
     """A process; None for one that has ended."""
     try:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        return _Process((int(fields[11]) + int(fields[12])) * _TICK_S, int(fields[21]) * _PAGE_BYTES)
+        return ProcessUsage((int(fields[11]) + int(fields[12])) * _TICK_S, int(fields[21]) * _PAGE_BYTES)
     except (OSError, IndexError, ValueError):
         return None

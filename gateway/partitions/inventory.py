@@ -53,8 +53,9 @@ class PartitionStatus(msgspec.Struct, frozen=True):
 
     `worker` is the process id of its worker, None without one. `reasons` say why the partition is unenforced.
     `evidence` is from the latest worker, and `lost` says how that worker ended. `node` is the machine of a remote
-    worker, "" for one of this machine, and `url` its address. `models` maps each loaded model to its bytes, and `link`
-    is the way to the node; only `Inventory.report` fills them in.
+    worker, "" for one of this machine, and `url` its address. `models` maps each loaded model to its bytes,
+    `used_bytes` is the memory in use, None if it is not known, and `link` is the way to the node; only
+    `Inventory.report` fills them in.
     """
 
     partition: Partition | RemoteSlot
@@ -65,6 +66,7 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     evidence: Evidence | None = None
     lost: str = ""
     models: dict[str, int] = {}
+    used_bytes: int | None = None
     node: str = ""
     url: str = ""
     link: LinkReport | None = None
@@ -208,11 +210,14 @@ class Inventory:
         """True for a partition whose workers are on other machines."""
         return partition in self._remote
 
-    def report(self) -> list[PartitionStatus]:
-        """The partitions of our workers with the models that they hold."""
+    def report(self, used: Mapping[str, int] = {}) -> list[PartitionStatus]:
+        """The partitions of our workers with the models that they hold; `used` are the bytes in use."""
         return [
             msgspec.structs.replace(
-                status, models=self._memory_of(name), link=self.link_of(status.node) if status.node else None
+                status,
+                models=self._memory_of(name),
+                used_bytes=used.get(name),
+                link=self.link_of(status.node) if status.node else None,
             )
             for name, status in self._statuses.items()
         ]

@@ -275,6 +275,7 @@ class Runtime:
             received_ns,
             options.is_call,
             options.sequence,
+            options.min_accuracy,
         )
 
     def hold(

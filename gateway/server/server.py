@@ -16,6 +16,7 @@ from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.observability.logs import log, log_lines, reopen
 from sluice.gateway.partitions.inventory import Inventory
+from sluice.gateway.partitions.worker_memory import MemorySampler
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.client_servers import ClientServers
@@ -52,6 +53,7 @@ class Server:
     spans: SpanExport | None = None
     poll: Poll | None = None
     auto_resize: AutoResize | None = None
+    memory_sampler: MemorySampler | None = None
 
     def start_progress(self) -> tuple[int, int] | None:
         """The number of models that were tried so far, and of all to be loaded; None once the server is in service.
@@ -85,7 +87,8 @@ class Server:
             logger, logging.INFO, "server started", host=host, http_port=http_port, grpc_port=grpc_port, pid=os.getpid()
         )
         announced = asyncio.create_task(self._announce(ready_file))
-        tasks = [asyncio.create_task(each.run()) for each in (self.poll, self.auto_resize) if each is not None]
+        looks = self.poll, self.auto_resize, self.memory_sampler
+        tasks = [asyncio.create_task(each.run()) for each in looks if each is not None]
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self.runtime.failed.wait())
         refused = asyncio.create_task(self.inventory.refused.wait())

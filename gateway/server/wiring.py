@@ -11,6 +11,7 @@ import msgspec
 from sluice.batcher.drivers.journal import JournalWriter
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import ResizePartition, SetPartitions
+from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.interface.scaling_config import ScaledClass, ScalingConfig
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
@@ -31,6 +32,7 @@ from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.model_notes import log_batching
 from sluice.gateway.deployment.placement_notes import note_initial, started_on_demand
+from sluice.gateway.deployment.plan_metrics import PlanMetrics
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -69,12 +71,12 @@ from sluice.gateway.partitions.latency_log import LatencyLog
 from sluice.gateway.partitions.partition_log import log_change
 from sluice.gateway.partitions.partition_metrics import PartitionMetrics
 from sluice.gateway.partitions.scaling import Scaling, ScalingMetrics
+from sluice.gateway.partitions.worker_memory import MemorySampler, WorkerMemory
 from sluice.gateway.partitions.worker_output import launch_logged_worker
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
-from sluice.gateway.runtime.plan_metrics import PlanMetrics
 from sluice.gateway.server.client_servers import client_servers
 from sluice.gateway.server.limits import Severity, check_limits, check_memory, host_memory
 from sluice.gateway.server.reload import Reload
@@ -173,6 +175,10 @@ def build_server(
         gateway.scaling,
     )
     poll = Poll(gateway.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None
+    residency = gateway.scheduler.spec.residency
+    memory_sampler: MemorySampler | None = None
+    if residency.packing is not None and residency.loading is Loading.DEMAND:
+        memory_sampler = MemorySampler(WorkerMemory(gateway.inventory), gateway.runtime.report)
     return Server(
         registry=gateway.registry,
         inventory=gateway.inventory,
@@ -192,6 +198,7 @@ def build_server(
         spans=gateway.spans,
         poll=poll,
         auto_resize=gateway.auto_resize,
+        memory_sampler=memory_sampler,
     )
 
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from statistics import fmean
 
 from sluice.batcher.places.locality import home_order, name_hash
-from sluice.loadgen.papers.experiment import Effort, ExperimentReport, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, gated
 
 MODELS, NODES = 20, 10
 HELD = 2
@@ -36,13 +36,13 @@ def hit_rate(seed: int, requests: int, *, is_home: bool) -> float:
     return hits / requests
 
 
-def run(effort: Effort) -> ExperimentReport:
+def findings(effort: Effort) -> tuple[ExperimentFinding, ...]:
     """The example, and paired runs with each seed."""
     order = tuple(home_order(10, 13))
     requests = QUICK_REQUESTS if effort.quick else REQUESTS
     seeds = range(1, effort.seeds + 1)
     home, anywhere = (fmean(hit_rate(seed, requests, is_home=is_home) for seed in seeds) for is_home in (True, False))
-    findings = (
+    return (
         gated(
             "order of 10 nodes for the hash 13",
             ", ".join(map(str, order)),
@@ -57,14 +57,3 @@ def run(effort: Effort) -> ExperimentReport:
             is_met=home >= 2 * anywhere,
         ),
     )
-    return ExperimentReport(findings)
-
-
-EXPERIMENT = PaperExperiment(
-    "home-nodes",
-    "a model is in memory at its home node",
-    "Apache OpenWhisk, sharding container pool balancer",
-    given="the hash and the steps",
-    assumed="all models are asked for equally often, and a node is never full of other work",
-    run=run,
-)

@@ -42,7 +42,7 @@ RATE = 40.0
 """Requests a second."""
 TARGET_MS = 300.0
 WRONG = 1.3
-"""How many times as long batches take as they were profiled, or as little."""
+"""The error of profiles: batches take so many times as long, or that much less."""
 FAILURES = 0.03
 SIZES = (1, 2, 4, 8)
 CPU, GPU = "cpu", "gpu"
@@ -71,7 +71,7 @@ EXACT, SHORT, MIXED = CASES = (
     "each model and kind 30 % longer or shorter",
 )
 Errors = Mapping[tuple[str, str], float]
-"""How many times as long as profiled batches take, by kind and model."""
+"""By kind and model, the time of batches as a multiple of the profiled one."""
 
 
 class Played(msgspec.Struct, frozen=True):
@@ -90,14 +90,14 @@ def tables(kind: str) -> dict[str, LatencyTable]:
 
 
 def errors(case: str, seed: int) -> Errors:
-    """How wrong the profiles are in a case."""
+    """The errors of the profiles in a case."""
     chance = random.Random(seed)
     factors = {EXACT: (1.0,), SHORT: (WRONG,), MIXED: (WRONG, 2 - WRONG)}[case]
     return {(kind, model): chance.choice(factors) for kind in PRICES for model in ROW_MS}
 
 
 def arrivals_ns(seed: int, seconds: int) -> list[int]:
-    """When requests come: a Poisson process."""
+    """The times of requests: a Poisson process."""
     chance = random.Random(f"arrivals {seed}")
     times, now_s = [], 0.0
     while (now_s := now_s + chance.expovariate(RATE)) < seconds:

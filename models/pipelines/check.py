@@ -8,7 +8,7 @@ import msgspec
 
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.combiners import FLOATS, check_weights, combined
-from sluice.models.pipelines.family import Family
+from sluice.models.pipelines.family import Family, Variant
 from sluice.models.pipelines.file import PipelineFile, StageFile
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
 from sluice.models.pipelines.model_reference import expected_one_of, find_model
@@ -71,7 +71,8 @@ def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
         inputs=tuple(msgspec.structs.replace(tensor, optional=False) for tensor in specs[0].inputs),
     )
     pipeline = single_model(seen)
-    stage = _model_stage(family.name, pipeline.stages[0].inputs, specs)
+    accuracies = [variant.accuracy for variant in family.variants]
+    stage = _model_stage(family.name, pipeline.stages[0].inputs, specs, accuracies)
     return msgspec.structs.replace(pipeline, stages=(stage,)).with_text_inputs(models)
 
 
@@ -110,6 +111,7 @@ class _Check:
         self._path = path
         # The first of a stage's variants stands for all: they agree in everything that is checked.
         self._specs: dict[str, tuple[ModelSpec, ...]] = {}
+        self._accuracies: dict[str, tuple[float, ...]] = {}
         self._produced: dict[str, dict[str, TensorSpec]] = {}
         self._inputs: dict[str, TensorSpec] = {}
 
@@ -174,7 +176,9 @@ class _Check:
             if stage.model is not None:
                 self._specs[name] = (self._find_model(name, stage.model, stage.version),)
             elif stage.family is not None:
-                self._specs[name] = self._find_variants(f"stages.{name}", stage.family, stage.min_accuracy)
+                variants = self._find_variants(f"stages.{name}", stage.family, stage.min_accuracy)
+                self._specs[name] = tuple(self._models[variant.model] for variant in variants)
+                self._accuracies[name] = tuple(variant.accuracy for variant in variants)
             else:
                 continue
             spec = self._specs[name][0]
@@ -197,7 +201,7 @@ class _Check:
     def _find_model(self, stage: str, name: str, version: int | None) -> ModelSpec:
         return find_model(self._models, name, version, self._path, f"stages.{stage}", self._file.lines)
 
-    def _find_variants(self, at: str, name: str, min_accuracy: float | None) -> tuple[ModelSpec, ...]:
+    def _find_variants(self, at: str, name: str, min_accuracy: float | None) -> tuple[Variant, ...]:
         """The models of a family that are accurate enough, the most accurate first."""
         if name not in self._families:
             raise self._error(f"{at}.family", f"no family '{name}'; {expected_one_of(sorted(self._families), name)}")
@@ -212,7 +216,7 @@ class _Check:
                     f"{at}.min_accuracy",
                     f"no model of family '{name}' reaches {min_accuracy}; the best, {best.model}, has {best.accuracy}",
                 )
-        return tuple(self._models[variant.model] for variant in variants)
+        return variants
 
     def _find_needs(self) -> dict[str, list[str]]:
         """Return the stages that each stage needs; the graph has no cycle."""
@@ -399,7 +403,8 @@ class _Check:
             return Stage(
                 name, members, combine=stage.combine, when=stage.when, weights=stage.weights, on_late=stage.on_late
             )
-        return _model_stage(name, dict(stage.inputs), self._specs[name], stage.when, stage.compete)
+        accuracies = self._accuracies.get(name, ())
+        return _model_stage(name, dict(stage.inputs), self._specs[name], accuracies, stage.when, stage.compete)
 
     def _error(self, where: str, what: str) -> ConfigError:
         return self._file.lines.error(self._path, where, what)
@@ -409,11 +414,13 @@ def _model_stage(
     name: str,
     inputs: dict[str, TensorSource],
     specs: Sequence[ModelSpec],
+    accuracies: Sequence[float] = (),
     when: When | None = None,
     compete: Compete | None = None,
 ) -> Stage:
     variants = tuple(spec.key for spec in specs) if len(specs) > 1 else ()
-    return Stage(name, inputs, model=specs[0].key, when=when, variants=variants, compete=compete)
+    known = tuple(accuracies) if variants else ()
+    return Stage(name, inputs, model=specs[0].key, when=when, variants=variants, compete=compete, accuracies=known)
 
 
 def _sources(stage: StageFile) -> list[tuple[str, TensorSource]]:

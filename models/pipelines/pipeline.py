@@ -113,7 +113,8 @@ class Stage(msgspec.Struct, frozen=True):
     It runs for the rows for which all its sources ran and, with `when`, whose confidence is below the threshold. A
     combiner's inputs are named "0", "1", …; its one output is named like the tensor of its first source. `weights` are
     those of a weighted mean. `variants` are all models that may run the stage, the most accurate, which is `model`,
-    first; empty when there is no choice. With `compete`, several partitions may run the same rows.
+    first; empty when there is no choice. `accuracies` are theirs, one each. With `compete`, several
+    partitions may run the same rows.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Stage(msgspec.Struct, frozen=True):
     variants: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     compete: Compete | None = None
+    accuracies: tuple[float, ...] = ()
     on_late: OnLate = OnLate.WAIT
 
     @property

@@ -1,5 +1,7 @@
 """All packing policies, by name."""
 
+import enum
+
 from sluice.mps.packing.best_fit import BestFit
 from sluice.mps.packing.cbp import CorrelationBased
 from sluice.mps.packing.exclusive import Exclusive
@@ -8,6 +10,18 @@ from sluice.mps.packing.peak_safe import PeakSafe
 from sluice.mps.packing.pp import PeakPrediction
 
 AnyPolicy = Exclusive | BestFit | FirstFitDecreasing | CorrelationBased | PeakPrediction | PeakSafe
+
+
+class PackingName(enum.StrEnum):
+    """The names of the policies."""
+
+    EXCLUSIVE = "exclusive"
+    BEST_FIT = "best_fit"
+    FIRST_FIT_DECREASING = "first_fit_decreasing"
+    CBP = "cbp"
+    PP = "pp"
+    PEAK_SAFE = "peak_safe"
+
 
 POLICIES: dict[str, AnyPolicy] = {
     "exclusive": Exclusive(),

@@ -38,6 +38,8 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
+from sluice.mps.packing.peak_safe import PeakSafe
+from sluice.mps.packing.policies import POLICIES
 from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
@@ -76,6 +78,7 @@ RESIDENCIES = st.builds(
     st.just(10 * MS),
     st.sampled_from(Prewarm),
     st.sampled_from(Likelihood),
+    packing=st.sampled_from((None, POLICIES["exclusive"], POLICIES["best_fit"], PeakSafe(headroom_mib=2))),
 )
 
 

@@ -40,6 +40,7 @@ _PARTITION = {
     },
     "lost": "",
     "models": {"logreg:1": 2818, "prep:1": 155},
+    "used_bytes": 118214656,
     "node": "",
     "url": "",
     "link": None,
@@ -61,6 +62,8 @@ _STAGE = {
     "actual_ms": 0.887,
     "cost": 3.2e-9,
     "failed": "",
+    "accuracy": None,
+    "min_accuracy": 0.0,
 }
 _EXPLANATION = {
     "id": "example-1",
@@ -127,7 +130,9 @@ SERVER: Mapping[str, Operation] = MappingProxyType(
         "GET /v2/sluice/partitions": Operation(
             "Show the partitions",
             "Shows the parts of the machine on which models run, with the models that each holds and their memory in "
-            "bytes, and the proof that it keeps to its limits. `node`, `url` and `link` are of workers elsewhere.",
+            "bytes, and the proof that it keeps to its limits. `used_bytes` is the memory in use: of the worker's "
+            "process, or of the GPU or MIG instance that is the partition's alone. `node`, `url` and `link` are of "
+            "workers elsewhere.",
             answers({"partitions": [_PARTITION]}),
         ),
         "GET /v2/sluice/scaling": Operation(

@@ -3,8 +3,8 @@
 import msgspec
 
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig
-from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
-from sluice.batcher.interface.events import PartitionLost
+from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchBatch, Member, ReleaseReason
+from sluice.batcher.interface.events import PartitionLost, PlanBuilt, RequestArrived
 from sluice.batcher.interface.plan_data import CostToGo, FixedOption, GroupSearch, Plan, StagePlan
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
@@ -12,6 +12,7 @@ from tests.support.scheduling.builders import (
     MS,
     ONE,
     US,
+    S,
     arrival,
     chain,
     completed,
@@ -47,6 +48,11 @@ def following(
     pipeline = pipeline or single("m:1")
     spec = spec_of([model("m:1", rows), model("n:1", rows)], [pipeline], partitions=partitions)
     return planned(spec, TABLES, Plan((pipeline_plan(pipeline.name, *(stages or (ruled(rule),))),)))
+
+
+def late(count: int) -> list[RequestArrived]:
+    """Requests that are refused, but count as traffic."""
+    return [arrival(1000 + number, 1) for number in range(count)]
 
 
 def batches(decisions: list[AnyDecision]) -> list[AnyDecision]:
@@ -86,6 +92,15 @@ def test_rows_of_a_fixed_kind_wait_for_it_while_another_is_idle() -> None:
     assert step(scheduler, 0, arrival(1, 50 * MS), arrival(2, 50 * MS)) == [dispatch(1, [1], FULL, partition="slow0")]
     assert step(scheduler, MS) == []
     assert batches(step(scheduler, 3 * MS, completed(1, 0, 3 * MS))) == [dispatch(2, [2], FULL, partition="slow0")]
+
+
+def test_rows_that_waited_by_a_plan_go_by_the_next_one_at_once() -> None:
+    scheduler = following(FixedOption(4, "slow", 4 * S))
+    assert step(scheduler, 0, arrival(1, 9 * S)) == []
+    (order,) = [each for each in step(scheduler, S, *late(500)) if isinstance(each, BuildPlan)]
+    assert batches(step(scheduler, S + MS)) == []
+    plan = Plan((pipeline_plan("m:1", ruled(FixedOption(1, "fast", 0))),))
+    assert step(scheduler, S + 2 * MS, PlanBuilt(order.build, plan)) == [dispatch(1, [1], FULL, partition="fast0")]
 
 
 def test_without_its_kind_a_batch_runs_elsewhere_and_is_counted() -> None:

@@ -146,6 +146,16 @@ def test_a_batch_that_waits_for_ever_leaves_a_plan_that_misses_the_objective() -
     assert [plan.feasible for plan in found.pipelines] == [False]
 
 
+def test_where_waits_miss_the_objective_a_dispatch_still_goes_by_the_time_that_the_rest_runs() -> None:
+    tables = {"a": {"cpu1": HALVING}, "b": {"cpu1": SLOWER}}
+    found = plan_of(chain("a", "b"), tables, slo_ms=41, rate=20.0)
+    assert found is not None
+    assert not found.feasible
+    assert found.latency_ns > 60 * MS, "a row waits for those before it"
+    # The second stage alone, without waits: in full batches of 4 a row costs a quarter of 30 ms.
+    assert found.stages[0].rest == CostToGo((30 * MS,), (0.0075,))
+
+
 def test_a_plan_never_drops_a_pinned_model_for_one_that_is_asked_for_more() -> None:
     partitions = [PartitionConfig("a", "cpu1", memory_bytes=90), PartitionConfig("b", "cpu1", memory_bytes=60)]
     sizes = {"logreg": 27, "rf": 77, "mlp": 50}

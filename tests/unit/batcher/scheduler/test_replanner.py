@@ -95,14 +95,14 @@ def test_rates_are_of_what_was_offered_in_rows_and_a_look_is_no_wake_up() -> Non
 class Watched:
     """A replanner, and what it watches."""
 
-    def __init__(self, rows: int = 10_000) -> None:
+    def __init__(self, rows: int = 10_000, *, once: bool = False) -> None:
         """Make a plan after a second with `rows` rows."""
         self.fleet = Fleet(SPEC)
         self.fleet.ready(PartitionReady("cpu0", TABLES["cpu1"]))
         self.pipelines = {
             config.name: new_pipeline(number, config, self.fleet.models) for number, config in enumerate(SPEC.pipelines)
         }
-        self.replanner = Replanner(self.fleet, self.pipelines)
+        self.replanner = Replanner(self.fleet, self.pipelines, once=once)
         self.build = 0
         (order,) = self.look(S, rows)
         assert order.observed.rates == {"m:1": rows, "cascade:1": 0.0}
@@ -140,6 +140,15 @@ def test_a_rate_that_moves_slowly_calls_for_a_plan_when_it_has_moved_far_from_wh
     watched = Watched()
     # 500 rows a second more with every second, which the estimate foresees after a few.
     assert [second for second in range(2, 30) if watched.look(second * S, 10_000 + 500 * second)] == [6, 12, 21]
+
+
+def test_a_plan_that_is_made_once_waits_for_the_first_rows_and_then_stands_until_partitions_change() -> None:
+    watched = Watched(0, once=True)
+    assert watched.look(2 * S, 0) == []
+    assert len(watched.look(3 * S, 1)) == 1
+    assert [watched.look(second * S, 10_000 * second) for second in range(4, 9)] == [[]] * 5
+    watched.replanner.changed()
+    assert len(watched.look(9 * S)) == 1
 
 
 @pytest.mark.parametrize(("rows", "asked"), [(18, False), (19, True)])

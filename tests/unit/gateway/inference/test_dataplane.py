@@ -331,6 +331,12 @@ def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns
         ({"max_cost": float("nan")}, errors.RequestError),
         ({"max_cost": "1"}, errors.RequestError),
         ({"max_cost": True}, errors.RequestError),
+        ({"min_accuracy": 0.5}, errors.RequestError),
+        ({"min_accuracy": 1.5}, errors.RequestError),
+        ({"min_accuracy": True}, errors.RequestError),
+        ({"max_latency_ms": 0}, errors.RequestError),
+        ({"max_latency_ms": "5"}, errors.RequestError),
+        ({"max_latency_ms": 5, "slo_ms": 5}, errors.RequestError),
         ({"sluice_explain": 1}, errors.RequestError),
     ],
 )
@@ -359,6 +365,12 @@ def test_priority_and_timeout_reach_the_runtime(parameters: Parameters, priority
     infer(served, "m", x(), parameters=parameters)
     (given,) = served.runtime.submitted
     assert (given["priority"], given["expires_ns"]) == (priority, expires_ns)
+
+
+def test_the_most_time_that_a_request_may_take_is_its_deadline() -> None:
+    served = instant_gateway(FIXED)
+    infer(served, "m", x(), parameters={"max_latency_ms": 12.5})
+    assert served.runtime.submitted[0]["deadline_ns"] == ARRIVED_NS + 12_500_000
 
 
 @pytest.mark.parametrize(("value", "cost"), [(0, 0.0), (2e-6, 2e-6), (3, 3.0)])

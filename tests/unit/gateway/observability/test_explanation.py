@@ -65,8 +65,9 @@ def trace(
     slo_ms: float = 10,
     reason: str = "",
     rows: int = 1,
+    min_accuracy: float = 0.0,
 ) -> Trace:
-    arrival = RequestArrived(7, "mlp:1", rows, round(slo_ms * MS))
+    arrival = RequestArrived(7, "mlp:1", rows, round(slo_ms * MS), min_accuracy=min_accuracy)
     return Trace("r-1", arrival, 0, stages, tuple(runs), outcome, reason, round(ended_ms * MS))
 
 
@@ -305,3 +306,12 @@ def test_only_the_last_requests_are_remembered_and_of_equal_ids_the_latest() -> 
     for number in (5, 6):
         traces.add(Trace("", RequestArrived(number, "mlp:1", 1, 0), 0, ONE))
     assert traces.find("same") is missed
+
+
+def test_a_model_of_a_family_comes_with_its_accuracy_and_why_it_was_chosen() -> None:
+    family = (StageConfig("mlp", "big:1", variants=("big:1", "mlp:1"), accuracies=(0.95, 0.9)),)
+    for min_accuracy, chosen in ((0.0, "plan"), (0.85, "cheapest-in-time-of-0.85")):
+        run = ran(batch(1, ME), 1, 2, 3, 4)
+        traced = trace([run], Outcome.COMPLETED, 4, stages=family, min_accuracy=min_accuracy)
+        plan = dict(explain(traced, 0).headers())["x-sluice-plan"]
+        assert plan == f"mlp=mlp:1*1@cpu0;accuracy=0.9;chosen={chosen}"

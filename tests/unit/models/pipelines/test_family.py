@@ -119,6 +119,7 @@ def test_a_family_by_itself_is_a_pipeline() -> None:
                 {"z": TensorSource("request", "z"), "x": TensorSource("request", "x")},
                 model="large:2",
                 variants=("large:2", "large:1", "small:1"),
+                accuracies=tuple(variant.accuracy for variant in DIGITS.variants),
             ),
         ),
         sources={"probs": (TensorSource("digits", "probs"),)},

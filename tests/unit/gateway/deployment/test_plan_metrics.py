@@ -1,8 +1,8 @@
 """Metrics of plans that were not built, and of batches that could not follow theirs."""
 
+from sluice.gateway.deployment.plan_metrics import PlanMetrics
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.runtime.plan_building import PlanFailure
-from sluice.gateway.runtime.plan_metrics import PlanMetrics
 from tests.support.scheduling.builders import ONE, model, serving, spec_of
 
 

@@ -1,0 +1,101 @@
+"""Results of planners by cell of the experiment `esg`, as tables and as plots."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+
+from sluice.loadgen.papers.engines.esg_cluster import EsgCell, EsgRun, objective_ns
+from sluice.loadgen.papers.experiment import Plot
+from sluice.loadgen.papers.nodes_and_links import APPLICATIONS
+from sluice.models.units import NS_PER_MS
+
+
+class CellResult(msgspec.Struct, frozen=True):
+    """The runs of a planner in a cell, one a seed."""
+
+    runs: tuple[EsgRun, ...]
+
+    @property
+    def hits(self) -> float:
+        """The part of all requests that was in time."""
+        return sum(each.in_time for each in self.runs) / sum(each.requests for each in self.runs)
+
+    @property
+    def cost(self) -> float:
+        """The cost of all batches, a thousand requests in time."""
+        return 1000 * sum(each.cost for each in self.runs) / max(sum(each.in_time for each in self.runs), 1)
+
+    @property
+    def off_plan(self) -> float:
+        """The part of the batches that were not as the plan had fixed them."""
+        return fmean(each.off_plan for each in self.runs)
+
+    def p95_ms(self, application: str) -> float:
+        """The 95th percentile of the latency of an application."""
+        found = sorted(ms for each in self.runs for ms in each.latencies_ms.get(application, ()))
+        return found[len(found) * 95 // 100] if found else 0.0
+
+
+Results = dict[tuple[str, str], CellResult]
+"""By cell and planner."""
+
+
+def _planners(results: Results) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(planner for _, planner in results))
+
+
+def results_table(results: Results, cells: Sequence[EsgCell], bounds: Mapping[str, float]) -> str:
+    """All cells with the bound and all planners."""
+    planners = _planners(results)
+    lines = [
+        "Requests in time, and the cost of a thousand of them in dollars:\n",
+        f"| cell | load | bound | {' | '.join(planners)} |",
+        "|---" * (len(planners) + 3) + "|",
+    ]
+    for cell in cells:
+        found = (results[cell.name, name] for name in planners)
+        figures = " | ".join(f"{each.hits:.1%}, {each.cost:.3f}" for each in found)
+        lines.append(f"| {cell.name} | {cell.demand:.0%} | {bounds[cell.name]:.1%} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def search_table(searched: Mapping[float, CellResult]) -> str:
+    """Results by the time that a planner may search, in milliseconds."""
+    lines = ["| search of orion, ms | in time (strict-light) |", "|---|---|"]
+    lines += [f"| {limit_ms:g} | {each.hits:.1%} |" for limit_ms, each in searched.items()]
+    return "\n".join(lines) + "\n"
+
+
+def cell_plots(results: Results, cells: Sequence[EsgCell], searched: Mapping[float, CellResult]) -> tuple[Plot, ...]:
+    """The figures of the paper: requests in time and their cost, latencies of applications, and the search of Orion."""
+    planners = _planners(results)
+    names = tuple(cell.name for cell in cells)
+
+    def bars(figure: Callable[[CellResult], float]) -> tuple[tuple[str, tuple[tuple[float, float], ...]], ...]:
+        return tuple(
+            (planner, tuple((float(at), figure(results[cell, planner])) for at, cell in enumerate(names)))
+            for planner in planners
+        )
+
+    applications = tuple(APPLICATIONS)
+    latencies = tuple(
+        (name, tuple((float(at), results["relaxed-heavy", name].p95_ms(each)) for at, each in enumerate(applications)))
+        for name in planners
+    )
+    relaxed = next(cell for cell in cells if cell.name == "relaxed-heavy")
+    limits = tuple((float(at), objective_ns(each, relaxed) / NS_PER_MS) for at, each in enumerate(applications))
+    search = tuple((limit_ms, 100 * each.hits) for limit_ms, each in searched.items())
+    return (
+        Plot("hits", "Requests in time", "cell", "%", bars(lambda each: 100 * each.hits), groups=names),
+        Plot("cost", "Cost of a thousand requests in time", "cell", "$", bars(lambda each: each.cost), groups=names),
+        Plot(
+            "latency",
+            "95th percentile of the latency, relaxed-heavy",
+            "application",
+            "ms",
+            (*latencies, ("objective", limits)),
+            groups=applications,
+        ),
+        Plot("orion-search", "Requests in time by the search of Orion", "ms", "%", (("orion", search),), log_x=True),
+    )
