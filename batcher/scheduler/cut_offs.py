@@ -60,7 +60,7 @@ def present(request: Request, stage: StageState) -> list[int]:
 
 
 def absent(request: Request, stage: StageState) -> set[int]:
-    """What a combiner does not wait for: members without an answer, and stages that only these need."""
+    """The stages that a combiner does not wait for: members without an answer, and what only these need."""
     given_up: set[int] = set()
     stages = request.pipeline.stages
     for index in range(stage.index - 1, -1, -1):

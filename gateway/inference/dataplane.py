@@ -90,7 +90,7 @@ class Submitted(Protocol):
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """What the client is to know of the answer unasked, as headers."""
+        """The headers that the client gets unasked."""
         ...
 
     def explanation(self) -> list[tuple[str, str]]:

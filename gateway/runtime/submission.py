@@ -41,7 +41,7 @@ class Submission(PendingAnswer):
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """What the client is to know of the answer unasked, as headers."""
+        """The headers that the client gets unasked."""
         partial = self.trace.partial
         return [(PARTIAL_HEADER, ", ".join([each.header for each in partial]))] if partial else []
 

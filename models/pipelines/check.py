@@ -28,6 +28,8 @@ from sluice.models.pipelines.pipeline import (
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec, describe, merged_shape
 
+MAX_STAGES = 64
+"""A pipeline of more stages takes longer to plan than the 10 ms that a plan of one pipeline may take."""
 _STAGE_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _VERSION = 1
 _T = TypeVar("_T")
@@ -155,6 +157,8 @@ class _Check:
             self._check_value("client_key", check_client_key, self._file.client_key)
         if not self._stages:
             raise self._error("stages", "expected at least one stage")
+        if len(self._stages) > MAX_STAGES:
+            raise self._error("stages", f"expected at most {MAX_STAGES} stages, got {len(self._stages)}")
         if not self._file.outputs:
             raise self._error("outputs", "expected at least one output")
         for name in self._stages:

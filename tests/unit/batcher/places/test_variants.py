@@ -1,12 +1,16 @@
 """A request that asks for an accuracy is run by the cheapest variant that reaches it in time."""
 
+import random
+
 import pytest
 
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, StageConfig
-from sluice.batcher.interface.decisions import DispatchBatch, RejectRequest
-from sluice.batcher.interface.events import PartitionLost, PartitionReady, RequestArrived
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, RejectRequest
+from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.loadgen.papers.engines.virtual_gateway import VirtualGateway
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import MS, S, model, spec_of, step
 
@@ -86,3 +90,36 @@ def test_a_request_that_waits_keeps_its_variant() -> None:
     step(scheduler, 0, asks(1, 0.95))
     assert step(scheduler, 0, asks(2, 0.9)) == []
     assert [entry.queue_key[0] for entry in scheduler.requests[2].entries] == ["medium:1"]
+
+
+def test_no_failure_makes_a_variant_less_accurate_and_a_replay_decides_alike() -> None:
+    chance = random.Random(7)
+    stage = StageConfig("classify", "large:1", variants=tuple(ACCURACIES), accuracies=tuple(ACCURACIES.values()))
+    names = ("cpu0", "cpu1")
+    spec = spec_of([model(key, 4) for key in ACCURACIES], [PipelineConfig("family:1", (stage,))], partitions=names)
+    steps: list[tuple[int, AnyEvent | None, list[AnyDecision]]] = []
+    gateway = VirtualGateway(
+        spec,
+        dict.fromkeys(names, TABLES),
+        observe=lambda now_ns, event, decisions: steps.append((now_ns, event, decisions)),
+        fails=lambda batch: batch % 5 == 0,
+    )
+    arrivals = [
+        (number * 5 * MS, asks(number, chance.choice((0.7, 0.85, 0.95)), number * 5 * MS + 200 * MS))
+        for number in range(200)
+    ]
+    played = gateway.play(arrivals)
+    assert len(played.requests) == 200
+    asked = {event.request: event.min_accuracy for _, event in arrivals}
+    ran = [
+        (ACCURACIES[batch.model], asked[member.request])
+        for _, _, decisions in steps
+        for batch in decisions
+        if isinstance(batch, DispatchBatch)
+        for member in batch.members
+    ]
+    assert len(ran) > 200, "none has run again"
+    assert all(accuracy >= least for accuracy, least in ran)
+    again = Scheduler(spec, LivePlanner())
+    for now_ns, event, decisions in steps:
+        assert (again.handle_wakeup(now_ns) if event is None else again.handle(event, now_ns)) == decisions

@@ -409,6 +409,15 @@ outputs: {probs: a.probs}
         check(text)
 
 
+@pytest.mark.parametrize("stages", [64, 65])
+def test_a_pipeline_has_at_most_64_stages(stages: int) -> None:
+    lines = "\n".join(f"  s{number}: {{model: small, inputs: {{x: request.x}}}}" for number in range(stages))
+    text = f"stages:\n{lines}\noutputs: {{probs: s0.probs}}\n"
+    with pytest.raises(ConfigError) as error:
+        check(text)
+    assert ("stages: expected at most 64 stages, got 65" in str(error.value)) == (stages > 64)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
