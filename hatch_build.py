@@ -28,6 +28,7 @@ COMPILED = (
     "batcher/drivers/loop_turns.py",
     "batcher/estimates",
     "batcher/fleet",
+    "batcher/instances",
     "batcher/places",
     "batcher/prediction",
     "batcher/queues",

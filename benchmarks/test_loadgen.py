@@ -91,15 +91,18 @@ def test_six_million_arrivals(report: Report) -> None:
 
 
 def test_a_simulation(report: Report, tmp_path: Path) -> None:
-    """A model with batches of 32 at four fifths of its capacity, and a cascade with batches of 4.
+    """A model with batches of 32 at four fifths of its capacity, a cascade with batches of 4, and batches of one row.
 
     A simulation costs what the scheduler does, most of it for each batch.
     """
     (tmp_path / "cascade").mkdir()
+    (tmp_path / "single").mkdir()
+    single = write_simulation(tmp_path / "single")
     cascade = write_simulation(tmp_path / "cascade", policy={"name": "deadline"})
     for name, target, model, rate, goal in (
         ("batches of 32", _large_batches(tmp_path), "large", 2560.0, ">= 60,000"),
         ("a cascade with batches of 4", cascade, "cascade", 120.0, ""),
+        ("batches of one row", single, "small", 80.0, ""),
     ):
         config = RunConfig(target=target, model=model, rate=rate, queries=SIMULATED, slo_ms=1000.0, warmup_s=0.0)
         began = time.process_time()

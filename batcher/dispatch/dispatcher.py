@@ -19,6 +19,7 @@ from sluice.batcher.fleet.member_table import first_free, note_change
 from sluice.batcher.fleet.partition_group import first_available, first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
+from sluice.batcher.instances.pools import Instances
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason, RevokeBatch
 from sluice.batcher.interface.events import LinkMeasured, PartitionReady, PartitionResized
@@ -31,7 +32,7 @@ from sluice.batcher.queues.ordered_entries import requeue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.queues.queue import NO_WAITERS, Queue
-from sluice.batcher.queues.queue_table import host_key
+from sluice.batcher.queues.queue_table import base_key, host_key
 from sluice.batcher.queues.response_order import FinishedEntries
 from sluice.batcher.sequences.sequences import Sequences
 from sluice.batcher.state import (
@@ -67,7 +68,8 @@ class Dispatcher:
 
     `planner` ranks where a batch runs and how large it is, where there is a choice. `evict` is called for requests
     whose deadline a batch would miss, `resume` for entries whose answers were held back, and `fail` for requests whose
-    sequence has ended. `places` are those of requests whose stages have not started, and `sequences` have the slots.
+    sequence has ended. `places` are those of requests whose stages have not started, `sequences` have the slots, and
+    `instances` the partitions that were chosen for models by a policy of theirs.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Dispatcher:
         self.places = Places(fleet)
         self.timeouts = RequestTimeouts(fleet)
         self.sequences = Sequences(fleet)
+        self.instances = Instances(fleet)
         self._queues = fleet.queues
         self._closing = Closing(fleet.policies, spec.limits)
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
@@ -131,6 +134,9 @@ class Dispatcher:
         if model.config.sequences is not None:
             queue = self.sequences.enter(entry, model, now_ns)
             requeue(entry, queue.key)
+        elif model.config.instances is not None:
+            queue = self.instances.enter(entry, model, queue)
+            requeue(entry, queue.key)
         self._push(entry, queue, model, now_ns)
         if request.pipeline.evicts:
             self.timeouts.plan(entry, now_ns)
@@ -140,7 +146,7 @@ class Dispatcher:
         if model.by_deadline:
             order_ns = entry.stage_deadline_ns
         else:
-            order_ns = entry.enqueued_ns
+            order_ns = max(entry.enqueued_ns, entry.request.arrival.not_before_ns)
             if isinstance(queue, PriorityQueue):
                 self.timeouts.limit(entry, *queue.admit(entry, now_ns), now_ns)
             elif isinstance(queue, BoundedQueue):
@@ -153,6 +159,12 @@ class Dispatcher:
         if wanted > model.peak_rows:
             model.peak_rows = float(wanted)
         first = queue.push(entry, order_ns)
+        if model.config.instances is not None and queue.host is None:
+            if first:
+                self.instances.offer(queue, model, now_ns)
+                if not model.served:
+                    self.strand(model, now_ns)
+            return
         if first or queue.rows >= queue.wanted_rows:
             queue.stop_waiting()
             wakeups = self.wakeups
@@ -176,12 +188,15 @@ class Dispatcher:
     def retry(self, key: QueueKey, entries: list[Entry], now_ns: int) -> None:
         """Dispatch the entries again, as one batch of their own."""
         model = self.models[key[0]]
-        queue = self._queues.get(key)
+        queue = self._queues.get(key if model.config.instances is None else base_key(key))
         queue.retry(entries)
         model.outstanding += sum(entry.rows for entry in entries)
-        if queue.only is not None:
-            self._unbind(queue, now_ns)
-        self.wakeups.notify_all(queue, model, now_ns)
+        if model.config.instances is not None:
+            self.instances.offer(queue, model, now_ns)
+        else:
+            if queue.only is not None:
+                self._unbind(queue, now_ns)
+            self.wakeups.notify_all(queue, model, now_ns)
         if not model.served:
             self.strand(model, now_ns)
 
@@ -192,6 +207,7 @@ class Dispatcher:
         self.models[queue.model].outstanding -= entry.rows
         self._queues.forget_if_empty(queue)
         self.mark_changed(queue.key)
+        self.instances.changed(self._formed_ns)
         self.sequences.withdrawn(entry)
         if self.sequences.movable or self.sequences.ended:
             self._move_sequences(self._formed_ns)
@@ -309,6 +325,7 @@ class Dispatcher:
         for queue in self._queues.bound_queues():
             self._unbind(queue, now_ns)
         self._reconsider_sequences(partition, now_ns)
+        self.instances.sync(partition, now_ns)
 
     def _reconsider_sequences(self, host: PartitionState, now_ns: int) -> None:
         """Follow a partition that was lost or whose models changed."""
@@ -384,6 +401,7 @@ class Dispatcher:
     def _leave_partition(self, batch: Batch, now_ns: int) -> None:
         """Free the time of a partition that a batch has."""
         self.places.changed()
+        self.instances.changed(now_ns)
         partition = batch.partition
         was_running = partition.batches[0] is batch
         partition.batches.remove(batch)
@@ -546,7 +564,7 @@ class Dispatcher:
                 entries = queue.take(ruled.rows)
                 self._offer_rest(queue, now_ns)
                 return ruled.partition, queue, entries, ruled.reason
-        host = self._host_of(head, model, here, now_ns)
+        host = here if queue.host is not None else self._host_of(head, model, here, now_ns)
         estimate = model.estimates[host.kind]
         choice = self._closing.choose(queue, model, host, now_ns)
         rows = choice.rows
@@ -733,6 +751,8 @@ class Dispatcher:
         model.batches += 1
         model.under_way += 1
         model.last_dispatch_ns = now_ns
+        if queue.host is partition and model.config.instances is not None:
+            self.instances.started(partition, queue)
         self._queues.forget_if_empty(queue)
         members = tuple([Member(each.request.identity, each.stage, each.rows, each.row_index) for each in entries])
         sequences = () if model.config.sequences is None else self.sequences.rows(entries)

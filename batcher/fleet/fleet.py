@@ -304,7 +304,8 @@ class Fleet:
 
 def new_model(config: ScheduledModel, policy: BatchPolicy) -> ModelState:
     """The state of a new model."""
-    return ModelState(config, policy.by_deadline, policy.mixes_keys, policy.full_rows, config.run_sizes)
+    by_deadline = policy.by_deadline and config.instances is None
+    return ModelState(config, by_deadline, policy.mixes_keys, policy.full_rows, config.run_sizes)
 
 
 def _measure_ways(group: PartitionGroup, among: Sequence[PartitionState | PartitionGroup]) -> None:

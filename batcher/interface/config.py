@@ -6,6 +6,7 @@ Specs, events and decisions are written to journals. A field or class that was r
 
 import msgspec
 
+from sluice.batcher.interface.instance_config import InstanceConfig
 from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.batcher.interface.scaling_config import ScalingConfig
@@ -107,7 +108,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     priority than their own. A batch of a `decoupled` model sends responses while it runs, so it runs once only: it is
     neither retried after its start nor copied while it is overdue. With `sequences`, its requests belong to sequences.
     A row of its inputs has `input_bytes` and one of its outputs `output_bytes`, as far as their sizes are fixed. One
-    that `sees_requests` gets them one by one, so its batches are never padded.
+    that `sees_requests` gets them one by one, so its batches are never padded. With `instances`, a rule chooses the
+    partition of each of its batches; without, batches go where they end in time.
     """
 
     key: str
@@ -125,6 +127,7 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     input_bytes: int = 0
     output_bytes: int = 0
     sees_requests: bool = False
+    instances: InstanceConfig | None = None
 
     @property
     def run_sizes(self) -> tuple[int, ...]:

@@ -49,7 +49,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     (0: at the time of the event): it has waited for the driver since then at least. `is_call` says that a model has
     made it for a request that is under way, so that it is served while the server drains. `sequence` is its part in a
     sequence, which only models with sequences look at. Stages that several variants may run are run by one of an
-    accuracy of `min_accuracy` or more (0: by the variant that the stage has).
+    accuracy of `min_accuracy` or more (0: by the variant that the stage has). Where an instance policy chooses the
+    partitions of a model, a request that was sent ahead of its time begins at `not_before_ns` at the earliest.
     """
 
     request: int
@@ -66,6 +67,7 @@ class RequestArrived(Event, frozen=True, gc=False):
     is_call: bool = False
     sequence: SequenceStep | None = None
     min_accuracy: float = 0.0
+    not_before_ns: int = 0
 
 
 class LoopDelayed(Event, frozen=True, gc=False):

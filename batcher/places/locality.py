@@ -1,19 +1,16 @@
 """Locality: which of several equal partitions on nodes a stage runs on.
 
 The first stage of a request prefers the home node of its model, and then the nodes that OpenWhisk's load balancer
-would try: the home is the hash of the model's name modulo the number of nodes, and a step that is coprime to that
-number leads from each node to the next. So a model runs on few nodes at low load, and two models seldom on the same
-ones. Every later stage prefers the node of the stages that it waits for. (ESG, HPDC 2024, dispatches so, too.) Both
-only break ties between partitions where the stage would end at the same time, so they never cost a deadline.
-
-OpenWhisk hashes the namespace as well. There is none here: requests of several pipelines for one model share batches.
+would try (`sluice.batcher.fleet.home_order`). Every later stage prefers the node of the stages that it waits for. (ESG,
+HPDC 2024, dispatches so, too.) Both only break ties between partitions where the stage would end at the same time, so
+they never cost a deadline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 
+from sluice.batcher.fleet.home_order import home_order, name_hash
 from sluice.batcher.fleet.member_table import is_idle
 from sluice.batcher.fleet.nodes import NodeTable
 from sluice.batcher.state import ModelState, NodeState, PartitionState, Place, StageState
@@ -53,23 +50,6 @@ class Locality:
                 if partition.group is free.group and is_idle(partition, now_ns):
                     return partition
         return free
-
-
-def home_order(nodes: int, hashed: int) -> list[int]:
-    """The order in which OpenWhisk tries `nodes` nodes for an action with that hash, which is not negative."""
-    if not nodes:
-        return []
-    steps = [step for step in range(1, nodes + 1) if gcd(step, nodes) == 1]
-    home, step = hashed % nodes, steps[hashed % len(steps)]
-    return [(home + step * tried) % nodes for tried in range(nodes)]
-
-
-def name_hash(name: str) -> int:
-    """The hash of a name, as Java has it for ASCII strings, without its sign."""
-    value = 0
-    for letter in name:
-        value = (31 * value + ord(letter)) & 0xFFFFFFFF
-    return value if value < 1 << 31 else (1 << 32) - value
 
 
 def near_nodes(stage: StageState, places: Sequence[Place | None]) -> list[NodeState]:

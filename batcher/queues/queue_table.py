@@ -8,18 +8,18 @@ from sluice.batcher.state import ModelState, PartitionState, QueueKey
 NewQueue = Callable[[str, str], Queue]
 """Makes an empty queue of (model key, batch key)."""
 NOWHERE = ("", -1.0)
-"""The (kind, price) of no partition: requests of sequences wait here for the queue of the partition with their slot."""
+"""The (kind, price) of no partition: what is bound to one partition waits here for that partition's queue."""
 
 
 class QueueTable:
     """Keeps the queues of each model: one for each batch key with waiting entries.
 
     `default` has the queue of each model for the batch key "". A model whose inputs all share batches has no other,
-    except those that are bound to partitions of a kind and price, whose batch keys end with that, and those of the
-    partitions of sequences.
+    except those that are bound to partitions of a kind and price, whose batch keys end with that, and those of single
+    partitions: of sequences, and of models whose instances a policy chooses.
     """
 
-    __slots__ = ("_bound", "_bounds", "_hosts", "_new", "by_model", "default")
+    __slots__ = ("_bound", "_bounds", "_chosen", "_hosts", "_new", "by_model", "default")
 
     def __init__(self) -> None:
         self.default: dict[ModelState, Queue] = {}
@@ -28,6 +28,7 @@ class QueueTable:
         self._bounds: dict[str, tuple[str, float]] = {}
         self._bound: dict[Queue, None] = {}
         self._hosts: dict[str, PartitionState] = {}
+        self._chosen: set[str] = set()
 
     def add(self, model: ModelState, new_queue: NewQueue) -> None:
         """Add a model without entries."""
@@ -35,6 +36,9 @@ class QueueTable:
         self.default[model] = new_queue(key, "")
         if model.config.sequences is not None:
             self.default[model].only = NOWHERE
+        if model.config.instances is not None:
+            self.default[model].only = NOWHERE
+            self._chosen.add(key)
         self.by_model[key] = {"": self.default[model]}
         self._new[key] = new_queue
 
@@ -42,6 +46,7 @@ class QueueTable:
         """Drop a model without entries."""
         key = model.config.key
         del self.default[model], self.by_model[key], self._new[key]
+        self._chosen.discard(key)
 
     def get(self, key: QueueKey) -> Queue:
         """The queue of a key; a new one if there is none."""
@@ -50,9 +55,11 @@ class QueueTable:
         queue = queues.get(batch_key)
         if queue is None:
             queue = queues[batch_key] = self._new[model](model, batch_key)
-            queue.only, queue.host = self.only(key), self._hosts.get(batch_key)
+            queue.only, queue.host = self.only(key), self._hosts.get(batch_key[batch_key.rfind("#") :])
             if queue.only is not None:
                 self._bound[queue] = None
+            elif queue.host is None and model in self._chosen:
+                queue.only = NOWHERE
         return queue
 
     def bound(self, key: QueueKey, kind: str, price: float) -> Queue:
@@ -61,10 +68,10 @@ class QueueTable:
         self._bounds[key[1].rpartition("@")[2]] = (kind, price)
         return self.get(key)
 
-    def of_host(self, model: str, host: PartitionState) -> Queue:
-        """The queue of a model whose entries run on one partition only, since it has the slots of their sequences."""
+    def of_host(self, model: str, host: PartitionState, batch_key: str = "") -> Queue:
+        """The queue of a model whose entries run on one partition only."""
         self._hosts[host_key(host)] = host
-        return self.get((model, host_key(host)))
+        return self.get((model, batch_key + host_key(host)))
 
     def has_sequences(self, host: PartitionState) -> bool:
         """True if a partition has had slots of sequences."""
@@ -106,5 +113,10 @@ def bound_key(key: QueueKey, kind: str, price: float) -> QueueKey:
 
 
 def host_key(host: PartitionState) -> str:
-    """The batch key of the queues of a partition with sequences."""
+    """The end of the batch keys of the queues of one partition."""
     return f"#{host.name}"
+
+
+def base_key(key: QueueKey) -> QueueKey:
+    """The key of the queue from which entries moved to that of one partition."""
+    return (key[0], key[1].rpartition("#")[0])

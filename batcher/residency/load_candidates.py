@@ -150,6 +150,34 @@ class LoadCandidates:
         passing = any(not memory.partition.ready and not memory.partition.is_gone(now_ns) for memory in able)
         return _refusal(model, RefusalCause.DOWN, passing)
 
+    def room_on(
+        self, memory: PartitionMemory, model: ModelState, stays: Collection[str], now_ns: int
+    ) -> tuple[str, ...] | None:
+        """The models to evict so that a partition which an instance policy chose loads a model; None if it cannot.
+
+        Models with such a policy may go although entries wait for them: these run wherever the policy has them run.
+        Those in `stays` do not.
+        """
+        partition, config = memory.partition, model.config
+        if not memory.may_hold(model) or config.key in self._residency.retired:
+            return None
+        if not self._is_absent(memory, config.key) or memory.loads >= self._config.loads:
+            return None
+        if self._residency.is_barred(partition.name, config.key, now_ns):
+            return None
+        lacking = config.memory_on(partition.kind) - memory.free_bytes
+        if lacking <= 0:
+            return ()
+        if self._config.eviction is Eviction.NONE:
+            return None
+
+        def may_go(key: str) -> bool:
+            if self._models[key].config.instances is None:
+                return self._may_go(self._models[key], memory, now_ns, LoadPurpose(blocking=True))
+            return key not in stays
+
+        return memory.victims(lacking, config.priority, may_go)
+
     @staticmethod
     def _is_absent(memory: PartitionMemory, key: str) -> bool:
         """True if a running partition that is not closed neither holds nor loads a model."""

@@ -4,7 +4,7 @@ The predicted time of a request includes the loads (Clockwork, OSDI 2020). Model
 they are ready when the stages before them end (Xanadu, Middleware 2020).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import QUANTILE
@@ -157,7 +157,7 @@ class OnDemandLoader:
                     ready_ns = now_ns + self._load_ns(model)
                 assert ready_ns is not None, "only a refusal may not tell when the model is ready"
                 prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
-                if not stage.waits_for or prewarmed:
+                if (not stage.waits_for or prewarmed) and model.config.instances is None:
                     wanted.append((begin_ns, model))
                 if prewarmed and not refused:
                     begin_ns = max(begin_ns, ready_ns)
@@ -191,7 +191,7 @@ class OnDemandLoader:
             key=lambda step: step[0],
             default=(0, None),
         )
-        if model is None or self._coming(model, now_ns) is not None:
+        if model is None or model.config.instances is not None or self._coming(model, now_ns) is not None:
             return
         candidate = self._candidates.find(model, now_ns, LoadPurpose(before_ns=start_ns))
         if isinstance(candidate, LoadCandidate):
@@ -216,6 +216,30 @@ class OnDemandLoader:
             if self._require(model, now_ns, LoadPurpose(pipeline, asked=asked)) is not None:
                 self._in_vain[model] = now_ns, asked
         self.returns += self.loads - before
+
+    # -- partitions that an instance policy chose
+
+    def may_load(self, name: str, model: ModelState) -> bool:
+        """True if a partition may ever load a model."""
+        memory = self.memories.get(name)
+        return memory is not None and memory.may_hold(model)
+
+    def room_on(self, name: str, model: ModelState, stays: Collection[str], now_ns: int) -> tuple[str, ...] | None:
+        """The models to evict so that a partition can load a model now, none of them in `stays`; None if it cannot."""
+        memory = self.memories.get(name)
+        return None if memory is None else self._candidates.room_on(memory, model, stays, now_ns)
+
+    def load_on(self, name: str, model: ModelState, leaving: tuple[str, ...], now_ns: int) -> None:
+        """Load a model on a partition in place of others; the orders are given by `ResidencyReconciler.issue`."""
+        memory = self.memories[name]
+        ready_ns = memory.loads_end_ns(now_ns) + memory.load_ns(model, self._config.load_ns)
+        wake_ns = self.wake_ns
+        self._order(model, LoadCandidate(ready_ns, memory, leaving), now_ns)
+        self.wake_ns = wake_ns
+
+    def load_time_ns(self, name: str, model: ModelState) -> int:
+        """The expected time of a load."""
+        return self.memories[name].load_ns(model, self._config.load_ns)
 
     # -- what happens
 
@@ -274,7 +298,7 @@ class OnDemandLoader:
         before = self.loads
         for _, key in sorted((at_ns, key) for key, at_ns in self._later_ns.items() if at_ns <= now_ns):
             del self._later_ns[key]
-            if (model := self._fleet.models.get(key)) is not None:
+            if (model := self._fleet.models.get(key)) is not None and model.config.instances is None:
                 self._require(model, now_ns)
         self.prewarms += self.loads - before
         self._refused.clear()
@@ -290,7 +314,7 @@ class OnDemandLoader:
 
     def prospect(self, model: ModelState, now_ns: int) -> Prospect:
         """Entries fail if the model cannot be loaded; if that may change, only late entries fail."""
-        if model not in self._refused and self._coming(model, now_ns) is None:
+        if model not in self._refused and model.config.instances is None and self._coming(model, now_ns) is None:
             self.wake_ns = now_ns + 1  # entries for it came after `run_due`
         if (refusal := self._refused.get(model)) is None:
             return Prospect()
@@ -303,6 +327,9 @@ class OnDemandLoader:
         if self._coming(model, now_ns) is not None:
             self._fleet.rescue(model)
             return
+        if model.config.instances is not None:
+            self._rescue_chosen(model, now_ns)
+            return
         refusal = self._require(model, now_ns) and self._require(model, now_ns, LoadPurpose(blocking=True))
         if refusal is not None:
             returning = any(not host.is_gone(now_ns) for host in model.partitions)
@@ -314,6 +341,20 @@ class OnDemandLoader:
                 entry = queue.head()
                 pipeline = entry.request.pipeline
                 self._prewarm_after(pipeline, pipeline.stages[entry.stage], now_ns)
+
+    def _rescue_chosen(self, model: ModelState, now_ns: int) -> None:
+        """Refuse a model that no partition can load, or look at it again once others may be evicted.
+
+        Its policy chooses the partition, so nothing is loaded here.
+        """
+        found = self._candidates.find(model, now_ns, LoadPurpose(blocking=True))
+        if not isinstance(found, LoadRefusal):
+            return
+        if found.ready_ns is None:
+            self._refused[model] = found
+        else:
+            again_ns = max(found.ready_ns - self._load_ns(model), now_ns + AGAIN_NS)
+            self._later_ns[model.config.key] = again_ns
 
     def _restore(self, now_ns: int) -> bool:
         """Load missing pinned models; True if they need a wake-up, at `_restore_ns`.
@@ -348,8 +389,8 @@ class OnDemandLoader:
     # -- loads
 
     def _want(self, model: ModelState, need_ns: int, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> None:
-        """Load a model by the time that it is needed."""
-        if model.served or self._coming(model, now_ns) is not None:
+        """Load a model by the time that it is needed, unless a policy chooses where it is loaded."""
+        if model.served or model.config.instances is not None or self._coming(model, now_ns) is not None:
             return
         load_ns = self._load_ns(model)
         if self._config.prewarm is Prewarm.JIT and need_ns - load_ns > now_ns:
@@ -483,6 +524,21 @@ class NoOnDemandLoading:
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """The plan decides how many partitions hold a model."""
+
+    def may_load(self, name: str, model: ModelState) -> bool:
+        """A partition runs what the plan has it hold."""
+        return False
+
+    def room_on(self, name: str, model: ModelState, stays: Collection[str], now_ns: int) -> tuple[str, ...] | None:
+        """As `may_load`."""
+        return None
+
+    def load_on(self, name: str, model: ModelState, leaving: tuple[str, ...], now_ns: int) -> None:
+        """Nothing is loaded, since there is never room."""
+
+    def load_time_ns(self, name: str, model: ModelState) -> int:
+        """As `load_on`."""
+        return 0
 
     def sampled(self, used: Mapping[str, int]) -> None:
         """The plan goes by what models are known to take."""

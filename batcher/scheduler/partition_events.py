@@ -102,6 +102,7 @@ class PartitionEvents:
         grown = event.memory is not None and self._record_memory(event.partition, {event.model: event.memory})
         self.residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
         self._fit(event.partition, grown, now_ns, decisions)
+        self._dispatcher.instances.load_ended(event.partition, event.model, now_ns)
         self._dispatcher.reconsider(event.partition, now_ns)
         if not self.loader.enabled:
             self._replanner.changed()
@@ -110,6 +111,7 @@ class PartitionEvents:
         """Record that a worker could not load a model."""
         self.residency.failed(event.partition, event.model, now_ns, decisions)
         self.loader.failed(event.partition, event.model, now_ns)
+        self._dispatcher.instances.load_ended(event.partition, event.model, now_ns)
 
     def model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a worker has unloaded a model."""

@@ -68,6 +68,7 @@ class Scheduler:
         self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress, self._fail)
         self._places = self.dispatcher.places
         self._timeouts = self.dispatcher.timeouts
+        self._instances = self.dispatcher.instances
         self._learners = self.dispatcher.fleet.learners
         self.memory = MemoryShares(spec.limits.memory_bytes)
         self.served = PipelineRegistry(spec, self.dispatcher, self.memory, planned=planner is not None)
@@ -118,6 +119,9 @@ class Scheduler:
     def next_wakeup_ns(self) -> int | None:
         """When `handle_wakeup` is due; None until the next event."""
         wake_ns = self.dispatcher.wakeups.next_ns
+        assign_ns = self._instances.wake_ns
+        if assign_ns is not None and (wake_ns is None or assign_ns < wake_ns):
+            wake_ns = assign_ns
         timeouts = self._timeouts
         if timeouts.planned and (due_ns := timeouts.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
             wake_ns = due_ns
@@ -148,6 +152,10 @@ class Scheduler:
         loader, stranded = self._loader, dispatcher.fleet.stranded
         if stranded or loader.due(now_ns):
             loader.run_due(now_ns, decisions)
+            self._instances.changed(now_ns)
+        if self._instances.enabled:
+            self._instances.assign(loader, now_ns)
+            self._residency.issue(decisions)
         dispatcher.form(now_ns, decisions)
         if stranded:
             entries, again_ns = hopeless_entries(dispatcher.fleet, loader, self.scaler, now_ns)

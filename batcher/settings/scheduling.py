@@ -7,13 +7,15 @@ from typing import TypeVar
 import msgspec
 
 from sluice.batcher.interface.config import Limits, PolicyConfig
+from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule, InstanceSetting, instance_config
 from sluice.batcher.policies.base import AnyPolicySettings
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.registry import batch_policies, decode_policy, policy_settings
 from sluice.batcher.policies.timeout import TimeoutConfig
-from sluice.batcher.settings.planner import PlannerSettings
+from sluice.batcher.settings.planner import PlannerSetting, PlannerSettings
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.models.conversion import NO_LINES, convert
+from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import PERCENTILE, Late, Pipeline, check_percentile
 from sluice.models.spec import ModelSpec
 from sluice.models.units import NS_PER_US
@@ -32,6 +34,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: AnyPolicySettings | None = None
     late: Late | None = None
     percentile: float | None = None
+    instances: InstanceSetting | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch_size is not None and self.max_batch_size < 1:
@@ -95,10 +98,11 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     network_ms: float = 0
     late: Late = Late.SERVE
     percentile: float = PERCENTILE
+    instances: InstanceSetting = InstanceRule.LOCALITY
     residency: ResidencySettings = ResidencySettings()
     limits: LimitSettings = LimitSettings()
     prices: PriceSettings = PriceSettings()
-    planner: PlannerSettings = PlannerSettings()
+    planner: PlannerSetting = PlannerSettings()
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:
@@ -145,6 +149,30 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             elif (batching := spec.dynamic_batching) is not None:
                 policies[spec.key] = TimeoutConfig.of(batching)
         return policies
+
+    def instance_configs(self, specs: Iterable[ModelSpec]) -> dict[str, InstanceConfig]:
+        """The instance policies by model key, for models that have one: from `models`, else `instances`.
+
+        Models whose requests belong to sequences, or are answered in order, never have one. Raises ConfigError if one
+        is asked for by name.
+        """
+        specs = list(specs)
+        policies = self.policies(specs)
+        configs: dict[str, InstanceConfig] = {}
+        for spec in specs:
+            own = self.models.get(spec.name, ModelSettings()).instances
+            config = instance_config(self.instances if own is None else own)
+            if config is None:
+                continue
+            policy = policies.get(spec.key, self.policy.config())
+            if spec.sequence_batching is None and not (isinstance(policy, TimeoutConfig) and policy.preserve_ordering):
+                configs[spec.key] = config
+            elif own is not None:
+                reason = "has sequences" if spec.sequence_batching is not None else "is answered in order"
+                raise ConfigError(
+                    f"models.{spec.name}.instances: expected locality for a model that {reason}, got {config.name}"
+                )
+        return configs
 
 
 def _check_percentile(percentile: float) -> None:

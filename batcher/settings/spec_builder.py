@@ -15,6 +15,7 @@ from sluice.batcher.interface.config import (
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.interface.instance_config import InstanceConfig
 from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.models.errors import ConfigError
@@ -42,13 +43,15 @@ def build_spec(
     memory_of: Mapping[str, int] | None = None,
     confidences_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
     uses_cache: bool = False,
+    instances: Mapping[str, InstanceConfig] | None = None,
     planner: PlannerConfig | None = None,
 ) -> SchedulerSpec:
     """The spec from which the live gateway and the simulator both build their scheduler.
 
-    By model key, `policies` are those that differ from the default, `memory_of` is the size of a model in bytes, and
-    `confidences_of` are the confidences that a model reports already; further ones are added after them. With
-    `uses_cache` the driver has a response cache, also for stages whose models have one.
+    By model key, `policies` are those that differ from the default, `memory_of` is the size of a model in bytes,
+    `instances` are the instance policies of models that have one, and `confidences_of` are the confidences that a model
+    reports already; further ones are added after them. With `uses_cache` the driver has a response cache, also for
+    stages whose models have one.
     """
     default_policy = default_policy or DeadlineSettings()
     policies, memory_of = policies or {}, memory_of or {}
@@ -69,6 +72,7 @@ def build_spec(
                 input_bytes=sum(tensor.item_bytes for tensor in spec.inputs),
                 output_bytes=sum(tensor.item_bytes for tensor in spec.outputs),
                 sees_requests=spec.sees_requests,
+                instances=(instances or {}).get(key),
             )
             for key, spec in specs.items()
         ),

@@ -69,6 +69,7 @@ class ResidencyMetrics(MetricsSource):
         for name, partition in self._scheduler.dispatcher.fleet.partitions.items():
             models.add_metric([name], len(partition.models))
         yield models
+        yield from self._choices()
         loader = self._scheduler.served.loader
         if not isinstance(loader, OnDemandLoader):
             return
@@ -97,6 +98,25 @@ class ResidencyMetrics(MetricsSource):
             "sluice_model_evictions",
             "Models evicted from a partition to make room for others; only where models are loaded on demand.",
             value=loader.evictions,
+        )
+
+    def _choices(self) -> Iterator[Metric]:
+        """The choices of instance policies; nothing before the first request of a model that has one."""
+        instances = self._scheduler.dispatcher.instances
+        if not instances.enabled:
+            return
+        chosen = CounterMetricFamily(
+            "sluice_instance_choices",
+            "Partitions that an instance policy chose, by whether they held the model: warm or cold.",
+            labels=["start"],
+        )
+        chosen.add_metric(["warm"], instances.warm)
+        chosen.add_metric(["cold"], instances.cold)
+        yield chosen
+        yield CounterMetricFamily(
+            "sluice_instance_steals",
+            "Partitions that models with the instance policy exclusive took from other models.",
+            value=instances.steals,
         )
 
 

@@ -182,6 +182,7 @@ class Rollout:
             config.with_defaults(pipelines),
             (),
             policies=config.policies(specs.values()),
+            instances=config.instance_configs(specs.values()),
             default_policy=config.policy.config(),
             memory_of={key: model_memory(new[key], entries) for key, entries in stored.items()},
             confidences_of={model.key: model.confidences for model in self._scheduler.spec.models},

@@ -94,6 +94,7 @@ def planned_spec(
         configs,
         limits=config.limits.config(),
         policies=config.policies(specs),
+        instances=config.instance_configs(specs),
         default_policy=config.policy.config(),
         memory_of=_memory(models, configs, assumptions) if any(each.memory_bytes for each in configs) else None,
     )

@@ -8,7 +8,7 @@ import random
 from collections import OrderedDict
 from statistics import fmean
 
-from sluice.batcher.places.locality import home_order, name_hash
+from sluice.batcher.fleet.home_order import home_order, name_hash
 from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, gated
 
 MODELS, NODES = 20, 10

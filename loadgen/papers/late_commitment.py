@@ -37,7 +37,7 @@ from sluice.loadgen.papers.experiment import (
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
-SECONDS, QUICK_SECONDS = 60, 15
+SECONDS, QUICK_SECONDS = 30, 15
 RATE = 40.0
 """Requests a second."""
 TARGET_MS = 300.0

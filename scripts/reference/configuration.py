@@ -9,6 +9,7 @@ import msgspec
 
 from scripts.reference.command_line import subparsers
 from scripts.reference.tables import code, paragraph, table
+from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule
 from sluice.batcher.policies.registry import DEFAULT, batch_policies
 from sluice.batcher.settings.planner import PlannerSettings
 from sluice.batcher.settings.residency import ResidencySettings
@@ -89,6 +90,8 @@ SERVER = Section(
         "`serve` answers it late, `evict` gives it up ([pipelines](../start/pipelines.md#late-requests)).",
         "percentile": "Which share of the admitted requests is to be in time, in percent, for pipelines and models "
         "that do not say; above 50 and below 100.",
+        "instances": "The rule by which models share partitions: a name, or a mapping with settings of it. See "
+        "[below](#instances).",
         "client_key": "Name of the HTTP header or gRPC metadata key, in lower case, whose value tells clients apart, "
         "for pipelines that do not say ([clients](../start/pipelines.md#clients)).",
         "default_model": "The model of [SageMaker](../use/protocol.md#sagemaker) requests that name none. Without it, "
@@ -117,7 +120,8 @@ SERVER = Section(
         "allow_upload": "Let clients upload [code](../operate/access.md#code), such as a Python model, with a request "
         "to load it.",
         "prices": "Cost of an hour of the machine. See [below](#prices).",
-        "planner": "The planner of pipelines with an objective. See [below](#planner).",
+        "planner": "The planner of pipelines with an objective: its name, such as `esg`, or settings. "
+        "See [below](#planner).",
         "statuses": "HTTP statuses of requests that are refused under load. See [below](#statuses).",
         "tls": "Certificates for HTTPS and secure gRPC. See [below](#tls).",
         "restricted": "Parts of the API that only clients with a key may use. See [below](#restricted).",
@@ -296,10 +300,25 @@ SECTIONS = (
             "policy": "The batch policy of this model, with the same keys as [above](#policy).",
             "late": "What happens to an admitted request to this model that turns out late: `serve` or `evict`.",
             "percentile": "Which share of the admitted requests to this model is to be in time, in percent.",
+            "instances": "The instance policy of this model, as [above](#instances).",
         },
         "By model name; the settings apply to all versions of the model. An unknown model is refused.",
         "`late` and `percentile` apply to requests to the model itself; a pipeline that uses it has its own.",
-        defaults=dict.fromkeys(("max_batch_size", "policy", "late", "percentile"), "that of the server"),
+        defaults=dict.fromkeys(("max_batch_size", "policy", "late", "percentile", "instances"), "that of the server"),
+    ),
+    Section(
+        "instances",
+        InstanceConfig,
+        {
+            "name": f"One of {', '.join(f'`{rule}`' for rule in InstanceRule)}.",
+            "lookahead": "Requests that are sent ahead of their time have their turn in the order of the rule, and "
+            "those behind them wait; otherwise only requests compete whose time has come.",
+            "seed": "Of `mlfq`: the seed of its draws.",
+            "steal_at": "Of `exclusive`: a model takes a partition of one whose load a partition is less by this "
+            "factor.",
+            "off_affinity": "Of `cfs_affinity`: time counts by this factor where the model has to be loaded.",
+        },
+        "A name alone is a mapping with that `name`. [Instance policies](../operate/instances.md) explains the rules.",
     ),
     Section(
         "residency",

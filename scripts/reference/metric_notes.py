@@ -33,6 +33,8 @@ UNITS = {
     "sluice_plan_fallbacks_total": "batches",
     "sluice_model_loads_total": "loads",
     "sluice_model_evictions_total": "evictions",
+    "sluice_instance_choices_total": "partitions",
+    "sluice_instance_steals_total": "partitions",
     "sluice_models": "versions",
     "sluice_partition_models": "models",
     "sluice_front_ends": "processes",

@@ -3,6 +3,7 @@
 The result is how long jobs wait, how often they run out of memory, and when they end.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import ceil
 
@@ -52,10 +53,16 @@ class FinishedJob(msgspec.Struct, frozen=True):
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
-    """All jobs in the order of their ends, and the peak memory in use on a device."""
+    """All jobs in the order of their ends, and the peak memory in use on a device.
+
+    `memory_mib` is the mean of the memory in use on all devices together, from the first arrival to the last end.
+    `working_s` says for how long as many jobs were in their last phases together, by their number.
+    """
 
     jobs: tuple[FinishedJob, ...]
     peak_mib: int
+    memory_mib: float
+    working_s: dict[int, float]
 
     @property
     def makespan_s(self) -> float:
@@ -86,7 +93,13 @@ def replay(
     replay = _Replay(policy, jobs, devices, timing)
     while replay.step():
         pass
-    return ReplayResult(tuple(replay.finished), max(replay.peaks.values()))
+    began_ns = min(job.arrival_ns for job in jobs)
+    return ReplayResult(
+        tuple(replay.finished),
+        max(replay.peaks.values()),
+        replay.memory_mib_ns / (replay.now_ns - began_ns),
+        {count: ns / NS_PER_S for count, ns in sorted(replay.working_ns.items())},
+    )
 
 
 class _Running:
@@ -148,6 +161,8 @@ class _Replay:
         self.placed_ns = self.now_ns - _MIN_WINDOW_NS
         self.samples: dict[str, list[int]] = {name: [] for name in devices}
         self.sampled_ns = self.now_ns
+        self.memory_mib_ns = 0
+        self.working_ns = Counter[int]()
 
     def step(self) -> bool:
         """Process everything due now and advance to the next event; false when nothing is left."""
@@ -159,6 +174,7 @@ class _Replay:
         due = list(self._due())
         if due:
             self._sample(min(due))
+            self._account(min(due) - self.now_ns)
             self.now_ns = min(due)
         elif stuck := [job.tenant.name for job in self.waiting] + [each.job.tenant.name for each in self.running]:
             raise ValueError(f"{', '.join(stuck)}: waiting for memory that never becomes free")
@@ -248,6 +264,11 @@ class _Replay:
         for name, samples in self.samples.items():
             samples.extend([self._in_use(name)] * count)
         self.sampled_ns += count * NS_PER_S
+
+    def _account(self, passing_ns: int) -> None:
+        """Add the memory and the work of a time in which nothing changes."""
+        self.memory_mib_ns += passing_ns * sum(each.memory_mib for each in self.running)
+        self.working_ns[sum(each.phase + 1 == len(each.job.life) for each in self.running)] += passing_ns
 
     def _free(self, name: str) -> int:
         return self.devices[name] - self._in_use(name)

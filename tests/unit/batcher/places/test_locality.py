@@ -1,11 +1,9 @@
 """First stages go to the home node of their model, later ones to the node of the stage before; deadlines come first."""
 
-import pytest
-
+from sluice.batcher.fleet.home_order import home_order, name_hash
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import LinkMeasured, PartitionReady, RequestArrived
-from sluice.batcher.places.locality import home_order, name_hash
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling.builders import MS, ONE, S, arrival, chain, completed, model, single, spec_of, step
 
@@ -34,28 +32,6 @@ def hosts(scheduler: Scheduler, now_ns: int, *events: RequestArrived) -> list[st
 def nodes_for(key: str) -> list[str]:
     """The nodes in the order in which the first stages of a model prefer them."""
     return [TWO_EACH[2 * node][0] for node in home_order(3, name_hash(key))]
-
-
-def test_the_order_of_nodes_is_that_of_openwhisk() -> None:
-    """Its own example: 13 modulo 10 is the home, 3; of the steps 1, 3, 7, 9 that are coprime to 10, 13 chooses 3."""
-    assert home_order(10, 13) == [3, 6, 9, 2, 5, 8, 1, 4, 7, 0]
-
-
-@pytest.mark.parametrize("nodes", range(1, 30))
-def test_every_node_comes_once_whatever_the_hash_is(nodes: int) -> None:
-    for hashed in (0, 1, 13, 97, 2**31):
-        order = home_order(nodes, hashed)
-        assert sorted(order) == list(range(nodes))
-        assert order[0] == hashed % nodes
-
-
-def test_there_is_no_order_without_nodes() -> None:
-    assert home_order(0, 13) == []
-
-
-def test_names_have_the_hashes_that_java_gives_them() -> None:
-    """The last one is negative in Java, and as far from 0 as it can be."""
-    assert [name_hash(name) for name in ("", "abc", "polygenelubricants")] == [0, 96354, 2**31]
 
 
 def test_the_first_stage_goes_to_the_home_node_and_then_to_the_next_in_its_order() -> None:

@@ -1,8 +1,13 @@
+import pytest
+
 from sluice.batcher.interface.config import PriorityLevels
+from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule, InstanceSetting
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
-from sluice.batcher.settings.scheduling import ModelSettings, ServingSettings
+from sluice.batcher.settings.scheduling import ModelSettings, ServingSettings, convert_settings
+from sluice.batcher.settings.spec_builder import build_spec
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy
+from sluice.models.errors import ConfigError
 from sluice.models.spec import ModelSpec
 
 BATCHING = DynamicBatching(preferred=(4, 8), max_queue_delay_us=250)
@@ -15,6 +20,42 @@ def test_a_model_is_batched_as_its_configuration_asks_unless_the_settings_name_a
     assert ServingSettings().policies([PLAIN, ASKING]) == {"asking:2": timeout}
     settings = ServingSettings(models={"asking": ModelSettings(policy=NoBatchingSettings())})
     assert settings.policies([PLAIN, ASKING]) == {"asking:2": NoBatchingSettings()}
+
+
+def test_models_have_their_own_instance_policy_or_that_of_the_server() -> None:
+    exclusive, srtf = InstanceConfig(InstanceRule.EXCLUSIVE, steal_at=2.0), InstanceConfig(InstanceRule.SRTF)
+    assert ServingSettings().instance_configs([PLAIN, ASKING]) == {}
+    settings = ServingSettings(instances=exclusive, models={"asking": ModelSettings(instances=InstanceRule.SRTF)})
+    assert settings.instance_configs([PLAIN, ASKING]) == {"plain:1": exclusive, "asking:2": srtf}
+    settings = ServingSettings(instances=exclusive, models={"asking": ModelSettings(instances=InstanceRule.LOCALITY)})
+    assert settings.instance_configs([PLAIN, ASKING]) == {"plain:1": exclusive}
+    spec = build_spec([PLAIN, ASKING], [], [], instances=settings.instance_configs([PLAIN, ASKING]))
+    assert [each.instances for each in spec.models] == [exclusive, None]
+
+
+def test_a_model_that_answers_in_order_has_no_instance_policy() -> None:
+    ordered = ModelSpec("m", 1, (), (), 8, dynamic_batching=DynamicBatching(preserve_ordering=True))
+    assert ServingSettings(instances=InstanceRule.BALANCE).instance_configs([ordered]) == {}
+    settings = ServingSettings(models={"m": ModelSettings(instances=InstanceRule.BALANCE)})
+    problem = "models.m.instances: expected locality for a model that is answered in order, got balance"
+    with pytest.raises(ConfigError, match=problem):
+        settings.instance_configs([ordered])
+
+
+@pytest.mark.parametrize(
+    ("written", "config"),
+    [
+        ("srtf", InstanceRule.SRTF),
+        ({"name": "exclusive", "steal_at": 2}, InstanceConfig(InstanceRule.EXCLUSIVE, steal_at=2.0)),
+    ],
+)
+def test_an_instance_policy_is_written_as_a_name_or_with_settings(written: object, config: InstanceSetting) -> None:
+    assert convert_settings({"instances": written}, ServingSettings, "server.yaml").instances == config
+
+
+def test_an_unknown_instance_policy_is_refused_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"server.yaml: models.m.instances: .*'fifo'"):
+        convert_settings({"models": {"m": {"instances": "fifo"}}}, ServingSettings, "server.yaml")
 
 
 def test_levels_and_bounds_of_queues_reach_the_scheduler() -> None:

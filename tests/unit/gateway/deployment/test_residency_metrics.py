@@ -5,11 +5,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from sluice.batcher.interface.events import ModelLoaded, PartitionReady
+from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.residency_metrics import Held, ResidencyMetrics, held_memory
 from sluice.gateway.observability.exposition import exposition
 from sluice.models.profiles.measurement import ModelMemory
-from tests.support.scheduling.builders import MS, ONE, S, arrival, chain, step
+from tests.support.scheduling.builders import MS, ONE, S, arrival, chain, completed, step
 from tests.unit.batcher.residency.test_on_demand import demanded, up
 
 
@@ -35,6 +36,21 @@ def test_loads_are_counted_by_what_they_were_for() -> None:
         "sluice_partition_free_bytes": 1,
         "sluice_model_evictions_total": 0,
     }
+
+
+def test_choices_of_instance_policies_are_counted_by_whether_the_partition_held_the_model() -> None:
+    spec = demanded(*"ab")
+    assert "sluice_instance_choices" not in exposed(up(spec))
+    models = tuple(
+        msgspec.structs.replace(each, instances=InstanceConfig(InstanceRule.BALANCE)) for each in spec.models
+    )
+    scheduler = up(msgspec.structs.replace(spec, models=models), cpu0="a")
+    step(scheduler, 1, arrival(1, S, "a"))
+    step(scheduler, 2 * MS, completed(1, 0, 2 * MS), arrival(2, S, "b"))
+    families = exposed(scheduler)
+    chosen = {sample.labels["start"]: sample.value for sample in families["sluice_instance_choices"]}
+    assert chosen == {"warm": 1, "cold": 1}
+    assert [sample.value for sample in families["sluice_instance_steals"]] == [0]
 
 
 def test_the_memory_of_models_is_reported_with_its_source() -> None:

@@ -3,10 +3,12 @@ from collections.abc import Mapping
 import pytest
 
 from sluice.loadgen.papers import memory_packing
+from sluice.loadgen.papers.engines.gpu_use import busy_share, energy_kj
 from sluice.loadgen.papers.engines.packing_replay import SchedulerTiming
 from sluice.loadgen.papers.experiment import Effort
 from sluice.loadgen.papers.memory_packing import (
     EXTRA_PERCENT,
+    USE,
     PackingCase,
     arrivals_ns,
     cases,
@@ -90,3 +92,18 @@ def test_published_figures_are_beside_those_of_the_replay(runs: Runs) -> None:
     assert lines[0].count("|") == lines[2].count("|") == lines[3].count("|") == 11
     assert lines[2].startswith("| best_fit | +250 % | 1717 | 1768 | 4597 | 4584 | -0.3% | 0 | 0 |")
     assert lines[3].startswith("| peak_safe | +250 % |  | 62 |  | 1198 |  |  | 0 |")
+
+
+def test_the_memory_in_use_comes_out_as_logged_and_the_busy_share_of_several_engines_does_not(runs: Runs) -> None:
+    replayed = {name: runs[name, 0].replayed for name in USE}
+    for name, memory_mib in (("exclusive", 5959), ("best_fit", 21567), ("pp", 22868)):
+        assert replayed[name].memory_mib == pytest.approx(memory_mib, rel=0.05)
+    alone = 0.043 * 4095 / 3465  # an engine works for 3465 of 4095 s
+    assert busy_share(replayed["exclusive"], alone) == pytest.approx(0.043, rel=0.01)
+    assert busy_share(replayed["best_fit"], alone) < 0.2 < USE["best_fit"].busy
+
+
+def test_the_energy_is_that_of_rest_and_of_work() -> None:
+    assert energy_kj(0.0, 1000) == 50
+    assert energy_kj(0.5, 1000) == 150
+    assert energy_kj(1.0, 1000) == 250
