@@ -24,3 +24,12 @@ class PlannerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def config(self) -> PlannerConfig:
         """The settings as the scheduler takes them."""
         return PlannerConfig(self.name.value, self.replan, self.seed, self.time_limit_ms)
+
+
+PlannerSetting = ServedPlanner | PlannerSettings
+"""A planner as users write it: its name alone, or its settings."""
+
+
+def planner_settings(setting: PlannerSetting) -> PlannerSettings:
+    """The settings of a planner of which there may be the name only."""
+    return PlannerSettings(setting) if isinstance(setting, ServedPlanner) else setting

@@ -12,7 +12,7 @@ from sluice.batcher.policies.base import AnyPolicySettings
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.registry import batch_policies, decode_policy, policy_settings
 from sluice.batcher.policies.timeout import TimeoutConfig
-from sluice.batcher.settings.planner import PlannerSettings
+from sluice.batcher.settings.planner import PlannerSetting, PlannerSettings
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.models.conversion import NO_LINES, convert
 from sluice.models.errors import ConfigError
@@ -102,7 +102,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     residency: ResidencySettings = ResidencySettings()
     limits: LimitSettings = LimitSettings()
     prices: PriceSettings = PriceSettings()
-    planner: PlannerSettings = PlannerSettings()
+    planner: PlannerSetting = PlannerSettings()
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:

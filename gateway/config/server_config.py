@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sluice.batcher.interface.planner_config import ServedPlanner
+from sluice.batcher.settings.planner import planner_settings
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
@@ -323,7 +324,7 @@ def _check_access(config: ServerConfig) -> None:
 
 def _check_planner(config: ServerConfig) -> None:
     """Raise ValueError for a planner that needs the shares of partitions where some have none."""
-    name = config.planner.name
+    name = planner_settings(config.planner).name
     without = [f"triton server '{each.name}'" for each in config.triton]
     without += [f"remote class '{each.name}'" for each in config.remote_classes]
     if name.by_share and without:

@@ -17,6 +17,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.initial_residency import InitialResidency, initial_residency
+from sluice.batcher.settings.planner import planner_settings
 from sluice.batcher.settings.spec_builder import build_spec, check_competition
 from sluice.gateway.config.configured_partitions import (
     configured_partitions,
@@ -645,7 +646,7 @@ def _scheduler_spec(
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
         uses_cache=config.cache_bytes > 0,
-        planner=config.planner.config(),
+        planner=planner_settings(config.planner).config(),
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
     scaling = ScalingConfig(tuple(_scaled_classes(config).values()))

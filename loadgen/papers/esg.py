@@ -51,6 +51,10 @@ SEARCHES_MS = (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 PATH_US = 7258e3 / 256**3
 """The time that brute force takes for a path, by the figures of the paper."""
 BELOW_HALF = 0.5
+_SCARCE = (
+    "exact goes by prices, which do not say that instances of two slices are scarce: small stages run there, while "
+    "those of one slice are idle most of the time; esg gives groups parts of the objective, which keep them off"
+)
 
 
 def run(effort: Effort) -> ExperimentReport:
@@ -102,15 +106,14 @@ def _against_esg(results: Results, cells: Sequence[EsgCell]) -> tuple[Experiment
             f"{-100 * fewer:+.1f} points ({where})",
             gate="no fewer in any cell",
             is_met=fewer <= 0,
-            why="under overload, admission finds places that end soon, on quick partitions, for stages that slow ones "
-            "could serve; a search that counts no waits keeps to the slow ones",
+            why=_SCARCE,
         ),
         gated(
             "cost of a request in time with exact against esg, in the worst cell",
             f"{dearer:+.1%} ({there})",
             gate="no higher in any cell",
             is_met=dearer <= 0,
-            why="exact leaves time for the waits that it predicts, and pays for quicker partitions where none come",
+            why=_SCARCE,
         ),
     )
 
@@ -123,6 +126,7 @@ def _light(results: Results, cells: Sequence[EsgCell]) -> ExperimentFinding:
         f"{1 - missed:.1%} ({where})",
         gate="at least 99 %",
         is_met=missed <= 0.01,
+        why=_SCARCE,
     )
 
 
@@ -133,8 +137,8 @@ def _under_bound(results: Results, cells: Sequence[EsgCell], bounds: dict[str, f
         f"{100 * under:.1f} points ({where})",
         gate="at most 3",
         is_met=under <= 0.03,
-        why="the bound fills every batch on the quickest partitions and lets requests of an application share their "
-        "objectives; at this load most stages run alone, since their rows come too far apart for a batch",
+        why="the bound fills batches, and lets requests of an application share their objectives; here nearly all "
+        "batches have one row, since rows come too far apart",
     )
 
 

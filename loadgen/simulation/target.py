@@ -36,6 +36,7 @@ from sluice.batcher.interface.events import (
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.planner import planner_settings
 from sluice.batcher.settings.spec_builder import build_spec, check_competition, pipeline_key
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.progress import Watch, unwatched
@@ -113,7 +114,7 @@ class SimulatedTarget:
             policies=self._file.policies(specs),
             instances=self._file.instance_configs(specs),
             default_policy=self._file.policy.config(),
-            planner=self._file.planner.config(),
+            planner=planner_settings(self._file.planner).config(),
         )
         check_competition(self._spec.pipelines, self._spec.partitions)
         self._models = {spec.key: spec for spec in specs}

@@ -120,7 +120,8 @@ SERVER = Section(
         "allow_upload": "Let clients upload [code](../operate/access.md#code), such as a Python model, with a request "
         "to load it.",
         "prices": "Cost of an hour of the machine. See [below](#prices).",
-        "planner": "The planner of pipelines with an objective. See [below](#planner).",
+        "planner": "The planner of pipelines with an objective: its name, such as `esg`, or settings. "
+        "See [below](#planner).",
         "statuses": "HTTP statuses of requests that are refused under load. See [below](#statuses).",
         "tls": "Certificates for HTTPS and secure gRPC. See [below](#tls).",
         "restricted": "Parts of the API that only clients with a key may use. See [below](#restricted).",
