@@ -40,13 +40,14 @@ PipelineState   scheduler/scheduler.py        arrived_rows outstanding
 PipelineState   scheduler/replanner.py        rate
 PipelineState   scheduler/admission.py        last_probe_ns demand
 Request         scheduler/scheduler.py        open_stages settled running entries missing runs ran_on
+Request         scheduler/scheduler.py        given_up overdue_joins
 PipelineState   places/places.py              row_gap_ns gaps last_row_ns drift owed raised_ns planned_rows
 PipelineState   places/shares.py              clients
 ClientState     places/shares.py              planned_rows row_gap_ns last_row_ns
 Request         places/places.py              places placed waits_ns kept client models
 PlannedBatch    places/planned_batches.py     partition rows room variance most members
 PlannedBatch    places/planned_batches.py     merges depth length_ns from_ns limit_ns latest_ns ready_ns serial
-StageRun        scheduler/scheduler.py        confidences batch_key kept_on
+StageRun        scheduler/scheduler.py        confidences batch_key kept_on is_done
 Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch
 Entry           dispatch/retries.py           lost_once nodes_lost
@@ -82,6 +83,8 @@ UNAVAILABLE_NS = 5 * NS_PER_S
 """A partition that has been lost for longer than this is not expected back."""
 ASKED_MEMORY_NS = 5 * NS_PER_S
 """Models move between partitions by the rows that came within this time, and not for a few rows."""
+
+NO_STAGES: frozenset[int] = frozenset()
 
 QueueKey = tuple[str, str]
 """(model key, batch key): requests with the same key may share a batch."""
@@ -377,6 +380,7 @@ class PipelineState:
     single: bool  # its only stage runs a model and does not use the response cache
     has_parallel_stages: bool  # two model stages may be there at the same time
     has_sequences: bool  # a stage runs a model with sequences
+    partial: tuple[StageState, ...]  # its combiners that join what is there on time
     evicts: bool  # its requests are given up rather than answered late
     steps: list[WaitingStage] = field(default_factory=list)  # stages that a request may have to wait for
     critical_path_ns: int = 0  # ns that a request takes if all partitions are idle
@@ -421,6 +425,7 @@ class StageRun:
     confidences: tuple[tuple[float, ...], ...] = ()  # one tuple a confidence of the model, each with one value a row
     batch_key: str = ""  # tells apart outputs whose variable dimensions differ
     kept_on: NodeState | None = None  # the node that has its outputs, too
+    is_done: bool = False  # it has run, or been combined; noted only where a combiner may be partial
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -443,6 +448,8 @@ class Request:
     missing: list[int]  # by stage, how many stages it still waits for; empty if the pipeline has one stage
     runs: list[StageRun | None]  # by stage, None until its rows are known; empty if the pipeline has one stage
     ran_on: PartitionState | None  # where its last batch ran
+    given_up: frozenset[int]  # stages whose answers are not waited for
+    overdue_joins: frozenset[int]  # combiners that join with the first answer, since none was there on time
     waits_ns: int  # ns; its planned end at admission less the time then; 0 if it could start at once
     kept: float  # the share of `waits_ns` that its places keep
     client: ClientState | None  # whose rows its places count for; None where clients are not distinguished
@@ -463,6 +470,8 @@ class Request:
         self.missing = []
         self.runs = []
         self.ran_on = None
+        self.given_up = NO_STAGES
+        self.overdue_joins = NO_STAGES
         self.waits_ns = 0
         self.kept = 0.0
         self.client = None

@@ -35,6 +35,18 @@ def supersede(entry: Entry) -> list[Entry]:
     return others
 
 
+def give_up(entry: Entry) -> tuple[Entry, ...]:
+    """Record that an entry's answer is not wanted any more; returns its copies, itself among them."""
+    copies = live_copies(entry)
+    if entry.copies is None:
+        entry.copies = []
+    entry.copies.clear()
+    for copy in copies:
+        if copy.batch is not None:
+            mark_copied(copy.batch)
+    return copies
+
+
 def leaves_it_to_copies(entry: Entry) -> bool:
     """True if an entry whose batch failed need not be retried, since a copy of it waits or runs elsewhere."""
     if entry.copies is None or not goes_on(entry):

@@ -61,7 +61,7 @@ class Assignment(NamedTuple):
 
 
 class PoolView:
-    """What a policy may go by at one instant.
+    """The part of the core that a policy may go by at one instant.
 
     `partitions` are all that are up, by number, and `free` those of them that may be given a batch, the one that was
     given one the longest ago first. `loads` loads models, and `stays` gives the models that a partition needs.

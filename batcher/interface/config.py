@@ -190,6 +190,7 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     `uses_cache` the driver first looks the rows up in the response cache. Of a row of the inputs, `source_bytes`
     come from other stages, as far as their sizes are fixed. With `compete`, its rows may run on several partitions,
     and share no batch with those of stages that compete otherwise, or not at all.
+    A combiner that is `partial` joins what is there on time, and gives the other members up.
     """
 
     name: str
@@ -205,6 +206,7 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     source_bytes: int = 0
     compete: CompeteConfig | None = None
     accuracies: tuple[float, ...] = ()
+    partial: bool = False
 
 
 class PipelineConfig(msgspec.Struct, frozen=True):

@@ -74,10 +74,14 @@ class RevokeBatch(Decision, frozen=True, gc=False):
     batch: int
 
 
-class CombineOutputs(Decision, frozen=True):
-    """Join answers for the rows of `member`; answered by `OutputsCombined` or `CombinationFailed`."""
+class CombineOutputs(Decision, frozen=True, omit_defaults=True):
+    """Join answers for the rows of `member`; answered by `OutputsCombined` or `CombinationFailed`.
+
+    `absent` are the stages among its sources that are given up, since they have no answer on time.
+    """
 
     member: Member
+    absent: tuple[int, ...] = ()
 
 
 class LookUpCache(Decision, frozen=True, tag="RecallOutputs"):

@@ -42,7 +42,8 @@ class QuantileSize:
     """The size at which a line through the tail of the last batches meets the budget (Clipper, NSDI'17, §4.3.1).
 
     Where there is no line that rises from zero or above, as for batches of one size, time is taken to be proportional
-    to the rows, at the same quantile of the ratios.
+    to the rows, at the same quantile of the ratios. If the largest batch is in time by that, one more row is tried: of
+    a time that is mostly fixed, proportion would never tell.
     """
 
     def __init__(self, settings: QuantileSettings) -> None:
@@ -69,6 +70,8 @@ class QuantileSize:
         else:
             ratios = sorted(took_ns / rows for rows, took_ns in points)
             within = self._budget_ns / max(ratios[min(int(self._quantile * len(ratios)), len(ratios) - 1)], 1.0)
+            if within >= largest:
+                within = max(within, largest + 1)
         return max(int(min(within, GROWTH * largest)), 1)
 
 

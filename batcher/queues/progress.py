@@ -16,6 +16,8 @@ def rows_for(request: Request, stage: StageState) -> StageRun:
     """
     selected: tuple[int, ...] | None = None
     for source in stage.config.sources:
+        if source in request.given_up:
+            continue
         run = request.runs[source]
         assert run is not None, "a stage starts when its sources are settled"
         if run.row_index is not None:

@@ -238,6 +238,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         )
         for index, stage in enumerate(config.stages)
     ]
+    partial = tuple([stage for stage in stages if stage.config.partial])
     has_sequences = any(stage.model is not None and stage.model.config.sequences is not None for stage in stages)
     return PipelineState(
         number,
@@ -250,7 +251,8 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         single=len(stages) == 1 and not stages[0].config.uses_cache,
         has_parallel_stages=_has_parallel_stages(stages),
         has_sequences=has_sequences,
-        evicts=config.late is Late.EVICT and not has_sequences,
+        partial=partial,
+        evicts=config.late is Late.EVICT and not has_sequences and not partial,
         caution=NormalDist().inv_cdf(1 - TAIL_SHARE * (1 - config.percentile / 100)) / DEVIATIONS,
     )
 

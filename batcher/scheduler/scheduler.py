@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from sluice.batcher.dispatch.copies import is_superseded, live_copies, supersede
+from sluice.batcher.dispatch.copies import give_up, is_superseded, live_copies, supersede
 from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
 from sluice.batcher.dispatch.retries import Failures
 from sluice.batcher.dispatch.timeouts import REASONS, TimeoutCause
@@ -44,6 +44,7 @@ from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
 from sluice.batcher.queues.response_order import FinishedEntries, one_by_one
 from sluice.batcher.scheduler.admission import Admission
+from sluice.batcher.scheduler.cut_offs import CutOffs, absent, present
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.pipelines import PipelineRegistry
 from sluice.batcher.scheduler.replanner import NoReplanner
@@ -86,6 +87,7 @@ class Scheduler:
         )
         # Work of the driver itself: a request that is settled meanwhile is no longer in `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
+        self._cut_offs = CutOffs()
         failures = Failures(self.dispatcher, self._fail, self._run_ended)
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
             RequestArrived: self._arrived,
@@ -125,6 +127,8 @@ class Scheduler:
         timeouts = self._timeouts
         if timeouts.planned and (due_ns := timeouts.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
             wake_ns = due_ns
+        if (cut_ns := self._cut_offs.next_ns) is not None and (wake_ns is None or cut_ns < wake_ns):
+            wake_ns = cut_ns
         if self._plans:
             for planned_ns in (
                 self._replanner.wake_ns,
@@ -146,6 +150,7 @@ class Scheduler:
                     dispatcher.mark_changed(entry.queue_key)
                 else:
                     self._evict(entry.request, decisions, reason=REASONS[cause])
+        self._cut_off_late(now_ns, decisions)
         self._review(now_ns, decisions)
         if self._residency.due_ns is not None and now_ns >= self._residency.due_ns:
             self._residency.advance(now_ns, decisions)
@@ -214,6 +219,8 @@ class Scheduler:
             else:
                 request.missing = list(pipeline.missing)
                 request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
+                for combiner in pipeline.partial:
+                    self._cut_offs.plan(request, combiner)
                 for root in pipeline.roots:
                     self._enter(request, root, None, now_ns, decisions)
         except EntryRefusedError as refused:
@@ -298,13 +305,46 @@ class Scheduler:
 
     def _stage_done(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
         request.open_stages -= 1
+        if request.pipeline.partial and (run := request.runs[stage.index]) is not None:
+            run.is_done = True
         for index in stage.dependents:
             request.missing[index] -= 1
+            if index in request.given_up:
+                continue
             if not request.missing[index]:
                 self._advance(request, request.pipeline.stages[index], now_ns, decisions)
+            elif index in request.overdue_joins:
+                self._cut_off(request, request.pipeline.stages[index], now_ns, decisions)
         if not request.open_stages and not request.settled:
             self._places.completed(request, now_ns)
             self._complete(request, now_ns, decisions)
+
+    def _cut_off_late(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Have the combiners that can wait no longer join what is there."""
+        for request, combiner in self._cut_offs.due(now_ns):
+            if request.missing[combiner.index]:
+                self._cut_off(request, combiner, now_ns, decisions)
+
+    def _cut_off(self, request: Request, combiner: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Have a combiner join the members that are there; if none is, the first that comes."""
+        if not present(request, combiner):
+            request.overdue_joins |= {combiner.index}
+            return
+        stages = absent(request, combiner)
+        request.overdue_joins -= {combiner.index}
+        request.given_up |= stages
+        request.open_stages -= len(stages)
+        request.missing[combiner.index] = 0
+        for index in sorted(stages):
+            self._places.release(request, index)
+        for entry in [each for each in request.entries if each.stage in stages]:
+            for copy in give_up(entry):
+                if copy.queued or copy.retry_group is not None:
+                    self.dispatcher.withdraw(copy)
+                elif copy.batch is not None:
+                    request.running += 1
+                    self.dispatcher.drop_member(copy, copy.batch, decisions)
+        self._advance(request, combiner, now_ns, decisions)
 
     def _advance(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Run a stage whose sources are settled for its rows, or skip it if there are none."""
@@ -316,7 +356,9 @@ class Scheduler:
             self._stage_done(request, stage, now_ns, decisions)
         elif stage.model is None:
             self._combining[request.identity, stage.index] = request
-            decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
+            missing = tuple([each for each in stage.config.sources if each in request.given_up])
+            member = Member(request.identity, stage.index, run.rows, run.row_index)
+            decisions.append(CombineOutputs(member, missing))
         else:
             if stage.config.when is not None:
                 self._places.settle_rows(request, stage.index, run.rows)
@@ -344,7 +386,7 @@ class Scheduler:
         self, event: OutputsCombined | CacheHit | CacheMiss, now_ns: int, decisions: list[AnyDecision]
     ) -> None:
         request = self._combining.pop((event.request, event.stage))
-        if self._ended(request):
+        if self._ended(request) or event.stage in request.given_up:
             return
         stage, run = request.pipeline.stages[event.stage], request.runs[event.stage]
         assert run is not None, "a stage that the driver was asked for has its record"
@@ -362,7 +404,7 @@ class Scheduler:
 
     def _combination_failed(self, event: CombinationFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
         request = self._combining.pop((event.request, event.stage))
-        if not self._ended(request):
+        if not self._ended(request) and event.stage not in request.given_up:
             self._fail(request, Outcome.FAILED_BACKEND, event.message, decisions)
 
     # -- batches
@@ -429,6 +471,8 @@ class Scheduler:
         for entry in entries:
             last += entry.rows
             request = entry.request
+            if request.given_up and entry.stage in request.given_up:
+                continue
             if request.settled:
                 self._ended(request)
             elif (pipeline := request.pipeline).single:

@@ -19,7 +19,7 @@ from sluice.batcher.interface.instance_config import InstanceConfig
 from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.models.errors import ConfigError
-from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Compete, Late, Pipeline, Stage
+from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Compete, Late, OnLate, Pipeline, Stage
 from sluice.models.sequence_batching import ControlKind
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spec import ModelSpec
@@ -178,6 +178,7 @@ def _pipeline_config(
                 _source_bytes(stage, specs),
                 _compete(stage.compete),
                 stage.accuracies,
+                stage.on_late is OnLate.PARTIAL,
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)

@@ -152,8 +152,8 @@ class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Answered(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a request; without an outcome, only the gateway's process can answer it.
 
-    `given_id` is the id that the server gave to the request, "" if the client gave one. `explanation` are headers.
-    The front end releases outputs in regions with `Turn.released`. `failure` is as in `Answer`.
+    `given_id` is the id that the server gave to the request, "" if the client gave one. `explanation` and `notes` are
+    headers. The front end releases outputs in regions with `Turn.released`. `failure` is as in `Answer`.
     """
 
     request: int
@@ -164,6 +164,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True):
     explanation: tuple[tuple[str, str], ...] = ()
     outputs: tuple[PlacedTensor, ...] = ()
     failure: FailureCode | None = None
+    notes: tuple[tuple[str, str], ...] = ()
 
 
 class OutputPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -49,11 +49,12 @@ class _NamedSignature(Signature):
 class PassedRequest(PendingAnswer):
     """A request that was passed to the gateway's process."""
 
-    __slots__ = ("_explanation", "given_id", "signature")
+    __slots__ = ("_explanation", "given_id", "notes", "signature")
 
     def __init__(self, request: int, loop: asyncio.AbstractEventLoop, signature: _NamedSignature) -> None:
         super().__init__(request, loop)
         self.given_id = ""
+        self.notes: list[tuple[str, str]] = []
         self.signature = signature
         self._explanation: tuple[tuple[str, str], ...] = ()
 
@@ -182,6 +183,8 @@ class FrontEndDataPlane(DataPlane):
             passed = self._open.pop(answer.request)
             if answer.outcome is not None:
                 passed.explain(answer.given_id, answer.explanation)
+                if answer.notes:
+                    passed.notes = list(answer.notes)
                 passed.settle(self._answer(answer, passed.signature))
             else:
                 passed.relay()

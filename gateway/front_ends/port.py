@@ -387,6 +387,7 @@ class FrontEndPort:
                 explanation,
                 tuple(placed),
                 answer.failure,
+                tuple(submission.notes),
             )
         )
         return is_held

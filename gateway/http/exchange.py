@@ -574,8 +574,9 @@ class Exchange:
         if submission is None:
             return b""
         load = b"" if self.head.load is None else self._load_line(self.head.load)
-        if self.head.explain or self._template.options.explain:
-            headers = self._route.dataplane.response_headers(submission, explain=True)
+        explain = self.head.explain or self._template.options.explain
+        if explain or submission.notes:
+            headers = self._route.dataplane.response_headers(submission, explain=explain)
             return load + b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
         given_id = submission.given_id
         return load + _REQUEST_LINE % given_id.encode() if given_id else load

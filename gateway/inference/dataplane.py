@@ -88,6 +88,11 @@ class Submitted(Protocol):
         """The id that the server gave to the request; "" if the client gave one."""
         ...
 
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """The headers that the client gets unasked."""
+        ...
+
     def explanation(self) -> list[tuple[str, str]]:
         """The explanation of an answered request that asked for one, as headers."""
         ...
@@ -269,6 +274,7 @@ class DataPlane(ABC):
     def response_headers(self, submission: Submitted, explain: bool) -> list[tuple[str, str]]:
         """The headers of a response: the id of a request whose client gave none, and the explanation if requested."""
         headers = [(REQUEST_HEADER, submission.given_id)] if submission.given_id else []
+        headers += submission.notes
         return headers + submission.explanation() if explain else headers
 
 

@@ -40,12 +40,13 @@ class PipelineMeter:
     `exemplars` are the durations and trace ids of the latest traced requests, by the index of the bucket of `duration`.
     """
 
-    __slots__ = ("cost", "duration", "exemplars", "outcomes", "stage_rows", "stages")
+    __slots__ = ("cost", "duration", "exemplars", "outcomes", "partial_joins", "stage_rows", "stages")
 
     def __init__(self, stages: Sequence[str]) -> None:
         self.stages = stages
         self.stage_rows = [0] * len(stages)
         self.cost = 0.0
+        self.partial_joins = 0
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.duration = Histogram(DURATION_BOUNDS_NS)
         self.exemplars: dict[int, tuple[int, str]] = {}

@@ -85,6 +85,12 @@ COST = ExposedMetric(
     "Cost of the computing time that requests have taken, in units of the currency of the prices.",
     ("pipeline",),
 )
+PARTIAL = ExposedMetric(
+    "sluice_partial_joins_total",
+    "counter",
+    "Joins of ensembles without the members that had no answer on time.",
+    ("pipeline",),
+)
 COST_OF_GOOD = ExposedMetric(
     "sluice_cost_per_1000_good_requests",
     "gauge",
@@ -94,7 +100,7 @@ COST_OF_GOOD = ExposedMetric(
 BATCHES = ExposedMetric(
     "sluice_batches_total",
     "counter",
-    "Batches that ran, by the reason they were closed: full, idle, delay, deadline or retry.",
+    "Batches that ran, by the reason they were closed: full, idle, delay, deadline, retry or compete.",
     ("model", "partition", "reason"),
 )
 BATCH_FAILURES = ExposedMetric(
@@ -224,7 +230,7 @@ class ServerMetrics:
     def _groups(self, openmetrics: bool) -> Iterator[Group]:
         waiting: Counter[str] = Counter()
         yield Group(
-            (REQUESTS, DURATION, ATTAINMENT, STAGE_ROWS, COST, COST_OF_GOOD),
+            (REQUESTS, DURATION, ATTAINMENT, STAGE_ROWS, COST, COST_OF_GOOD, PARTIAL),
             (_pipeline_text(*each, with_exemplars=openmetrics) for each in list(self.meters.pipelines.items())),
         )
         yield Group((BATCHES, BATCH_FAILURES, BATCH_ROWS, PADDED_ROWS, BATCH_COMPUTE), self._batch_texts())
@@ -337,6 +343,7 @@ def _pipeline_text(key: str, meter: PipelineMeter, *, with_exemplars: bool) -> t
         ),
         f"{COST.name}{{{labels}}} {meter.cost!r}\n",
         f"{COST_OF_GOOD.name}{{{labels}}} {1000 * meter.cost / good!r}\n" if good else "",
+        PARTIAL.sample((key,), meter.partial_joins) if meter.partial_joins else "",
     )
 
 

@@ -2,6 +2,8 @@
 
 from collections import deque
 from itertools import islice
+from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -12,6 +14,9 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.request_ids import server_id
 from sluice.gateway.observability.trace_context import NO_TRACE, SpanRef, TraceContext, batch_span_id
 from sluice.models.errors import NotFoundError
+
+PARTIAL_HEADER = "x-sluice-partial"
+"""The header, or trailing metadata, of an answer that a combiner made without some of its members."""
 
 
 class BatchTrace(msgspec.Struct, eq=False, gc=False):
@@ -56,13 +61,32 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
             self.expected_ns = max(previous.batch.predicted_ns or previous.ended_ns, self.dispatched_ns)
 
 
+class PartialJoin(NamedTuple):
+    """A combiner `stage` that joined some of its `members`, since the others had no answer on time."""
+
+    stage: str
+    joined: int
+    members: int
+
+    @property
+    def header(self) -> str:
+        """The value of `PARTIAL_HEADER`; the confidence is the share of the members."""
+        confidence = self.joined / self.members
+        return f"{quote(self.stage)};members={self.joined}/{self.members};confidence={confidence:.3f}"
+
+    @property
+    def text(self) -> str:
+        """The same as a part of a sentence."""
+        return f"stage '{self.stage}' joined {self.joined} of {self.members} members"
+
+
 class Trace(msgspec.Struct, eq=False, gc=False):
     """One request: `runs` are its batches, in the order of their ends.
 
     `client_id` is the id that the client gave. `outcome` is None and `ended_ns` 0 while the request is in flight.
     `queue_ns` is the time that its stages waited until only the hand-off kept them from starting, summed over its runs
     without a failure. `context` is the trace that the request belongs to, and `span_id` the id of its span, 0 if its
-    spans are not exported.
+    spans are not exported. `partial` are the combiners that gave members up.
     """
 
     client_id: str
@@ -76,6 +100,7 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     queue_ns: int = 0
     context: TraceContext = NO_TRACE
     span_id: int = 0
+    partial: tuple[PartialJoin, ...] = ()
 
     @property
     def id(self) -> str:

@@ -44,7 +44,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import BatchTrace, RecentTraces, Trace
+from sluice.gateway.observability.trace import BatchTrace, PartialJoin, RecentTraces, Trace
 from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
@@ -551,6 +551,8 @@ class Runtime:
         combinations: list[Member] = []
         for decision in decisions:
             if isinstance(decision, CombineOutputs):
+                if decision.absent:
+                    self._note_partial(decision)
                 combinations.append(decision.member)
                 continue
             if combinations:
@@ -559,6 +561,14 @@ class Runtime:
             apply[type(decision)](decision)
         if combinations:
             self._local.combine(combinations)
+
+    def _note_partial(self, decision: CombineOutputs) -> None:
+        """Note that a combiner joins only some of its members."""
+        opened, stage = self._open[decision.member.request], decision.member.stage
+        config = opened.trace.stages[stage]
+        members = len(config.sources)
+        opened.trace.partial += (PartialJoin(config.name, members - len(decision.absent), members),)
+        opened.meter.partial_joins += 1
 
     def _dispatch(self, batch: DispatchBatch) -> None:
         opened = self._open
@@ -585,8 +595,9 @@ class Runtime:
             self._executor.discard(decision.request)
             self._settle(decision.request, Answer(Outcome.FAILED_BACKEND, f"the answer could not be built: {error}"))
         else:
+            trace = self._open[decision.request].trace
             # Every stage may have been answered from the cache.
-            reason = "" if self._open[decision.request].trace.runs else _FROM_CACHE
+            reason = "; ".join([each.text for each in trace.partial]) if trace.runs else _FROM_CACHE
             self._settle(decision.request, Answer(decision.outcome, reason, outputs=tensors, release=release))
 
     def _refuse(self, decision: RejectRequest | EvictRequest) -> None:

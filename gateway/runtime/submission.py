@@ -5,7 +5,7 @@ import asyncio
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.request_ids import server_id
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.trace import PARTIAL_HEADER, Trace
 from sluice.gateway.protocol.pending_answer import PendingAnswer
 from sluice.gateway.protocol.request_options import NO_PARAMETERS
 from sluice.models.backends.requests import FailureCode
@@ -38,6 +38,12 @@ class Submission(PendingAnswer):
     def given_id(self) -> str:
         """The id that the server gave to the request; "" if the client gave one."""
         return "" if self.trace.client_id else server_id(self.request)
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """The headers that the client gets unasked."""
+        partial = self.trace.partial
+        return [(PARTIAL_HEADER, ", ".join([each.header for each in partial]))] if partial else []
 
     def explanation(self) -> list[tuple[str, str]]:
         """The explanation of the answered request, as headers."""

@@ -220,17 +220,25 @@ class Assembly:
     def _combine(self, members: Sequence[Member]) -> list[Combined]:
         stage = self._requests[members[0].request].wiring.stages[members[0].stage]
         assert stage.combine is not None
-        answers = [self._answers(members, name) for name in stage.inputs]
-        joined = combine(stage.combine, answers, weights=stage.weights, names=stage.names)
+        # Of members that are given up there is no output. The requests share their batches, so the first tells for all.
+        outputs = self._requests[members[0].request].stage_outputs
+        given = [number for number, ref in enumerate(stage.inputs.values()) if outputs[ref.stage] is not None]
+        inputs = list(stage.inputs)
+        joined = combine(
+            stage.combine,
+            [self._answers(members, inputs[number]) for number in given],
+            weights=[stage.weights[number] for number in given] if stage.weights else (),
+            names=[stage.names[number] for number in given] if stage.names else (),
+        )
         confidences = [tuple(confidence(joined, each.confidence).tolist()) for each in stage.confidences]
         key = batch_key([(stage.output, joined.shape[1:])])
-        outputs = BatchOutputs({stage.output: joined}, {}, no_release)
-        outputs.references = len(members)
+        made = BatchOutputs({stage.output: joined}, {}, no_release)
+        made.references = len(members)
         combined: list[Combined] = []
         first = 0
         for member in members:
             end = first + member.rows
-            stored = StageOutput(outputs, first, member.rows, member.row_index)
+            stored = StageOutput(made, first, member.rows, member.row_index)
             self._requests[member.request].stage_outputs[member.stage] = stored
             combined.append((tuple([values[first:end] for values in confidences]), key))
             first = end

@@ -25,6 +25,9 @@ from sluice.loadgen.simulation.target import SIMULATED
 from sluice.models.command_line import quantity
 from sluice.models.errors import ConfigError
 
+PRECISION, SIMULATED_PRECISION = 2.0, 1.0
+"""The usual width of the last bracket in %: in virtual time nobody waits for the longer runs that 1 % takes."""
+
 
 def add_command(commands: Any) -> None:
     """Add the command to the subparsers of `loadgen`."""
@@ -33,7 +36,11 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=_find_max, queries=None, each_once=False)
     add = parser.group("search").add_argument
     add("--start", type=float, default=100.0, help="rate of the first probe (default %(default)s)")
-    add("--precision", type=float, default=2.0, help="width of the last bracket in %% (default 2)")
+    add(
+        "--precision",
+        type=float,
+        help=f"width of the last bracket in %% (default {PRECISION:g}; {SIMULATED_PRECISION:g} for a target sim:FILE)",
+    )
     add("--max-rate", type=float, default=RATE_LIMIT, help="highest rate to try (default %(default)g)")
     add("--max-probes", type=int, default=MAX_PROBES, help="most runs to make (default %(default)s)")
     add(
@@ -56,7 +63,7 @@ def add_command(commands: Any) -> None:
 def _find_max(options: argparse.Namespace) -> int:
     search = _CommandLineSearch(options)
     found = search.find()
-    print(max_rate_text(found, options.precision / 100), end="")
+    print(max_rate_text(found, search.precision), end="")
     if found.client_limited or found.too_short or found.probes[-1].interrupted:
         return INVALID
     if found.rate is None:
@@ -71,6 +78,7 @@ class _CommandLineSearch:
         self._options = options
         self._settings = _settings(options)
         self._settings.check()
+        self.precision = self._settings.precision
         options.duration = self._settings.duration_s
         self._config = run_config(options, options.start)
         if self._config.schedule_file:
@@ -117,7 +125,9 @@ class _CommandLineSearch:
 
 
 def _settings(options: argparse.Namespace) -> SearchSettings:
-    precision = options.precision / 100
+    simulated = options.target.startswith(SIMULATED)
+    usual = SIMULATED_PRECISION if simulated else PRECISION
+    precision = (usual if options.precision is None else options.precision) / 100
     longest, shortest = options.duration, options.min_duration
     if shortest is None:
         shortest = shortest_probe_s(options.warmup, options.slo_ms, precision) if precision > 0 else 0.0
@@ -126,7 +136,7 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
     queries = 0
     if longest is None:
         longest = max(DURATION_S, 2 * shortest)
-        if options.target.startswith(SIMULATED) and precision > 0:  # virtual time costs nobody a wait
+        if simulated and precision > 0:  # virtual time costs nobody a wait
             queries = queries_to_resolve(precision)
     return SearchSettings(
         start=options.start,

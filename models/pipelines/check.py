@@ -17,6 +17,7 @@ from sluice.models.pipelines.pipeline import (
     REQUEST,
     Combiner,
     Compete,
+    OnLate,
     Pipeline,
     Stage,
     TensorSource,
@@ -125,6 +126,7 @@ class _Check:
             self._check_stage(name, self._stages[name])
         outputs = tuple(self._check_output(name, sources) for name, sources in self._file.outputs.items())
         self._check_reached(needs)
+        self._check_partial(needs)
         self._check_conditions(order, needs)
         return Pipeline(
             name=self._name,
@@ -360,6 +362,25 @@ class _Check:
             if name not in used:
                 raise self._error(f"stages.{name}", "unreachable: no output and no other stage that is used needs it")
 
+    def _check_partial(self, needs: Mapping[str, list[str]]) -> None:
+        """Nothing else may need what a combiner gives up."""
+        for name, stage in self._stages.items():
+            if stage.on_late is OnLate.WAIT:
+                continue
+            where = f"stages.{name}.on_late"
+            if stage.combine is Combiner.CONCAT:
+                raise self._error(where, "concat needs all its members; expected another combiner")
+            before = reachable(needs, [source.stage for source in stage.of])
+            for output, sources in self._file.outputs.items():
+                for source in sources:
+                    if source.stage in before:
+                        what = f"'{name}' may give up stage '{source.stage}'; expected a stage after '{name}'"
+                        raise self._error(f"outputs.{output}", what)
+            stateful = [each for each in before if any(spec.sequence_batching for spec in self._specs.get(each, ()))]
+            if stateful:
+                what = f"stage '{min(stateful)}' keeps states of sequences; expected members without them"
+                raise self._error(where, what)
+
     def _check_conditions(self, order: Iterable[str], needs: Mapping[str, list[str]]) -> None:
         """Every row must have an answer: the last source of an output, and no other, runs for all rows."""
         conditional: set[str] = set()
@@ -383,7 +404,9 @@ class _Check:
         stage = self._stages[name]
         if stage.combine is not None:
             members = {str(index): source for index, source in enumerate(stage.of)}
-            return Stage(name, members, combine=stage.combine, when=stage.when, weights=stage.weights)
+            return Stage(
+                name, members, combine=stage.combine, when=stage.when, weights=stage.weights, on_late=stage.on_late
+            )
         accuracies = self._accuracies.get(name, ())
         return _model_stage(name, dict(stage.inputs), self._specs[name], accuracies, stage.when, stage.compete)
 

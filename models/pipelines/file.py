@@ -7,7 +7,7 @@ import msgspec
 
 from sluice.models.conversion import convert
 from sluice.models.errors import ConfigError
-from sluice.models.pipelines.pipeline import MOST_COPIES, Combiner, Compete, Late, TensorSource, When
+from sluice.models.pipelines.pipeline import MOST_COPIES, Combiner, Compete, Late, OnLate, TensorSource, When
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spelling import closest
 from sluice.models.yaml_file import Lines, load_yaml
@@ -31,6 +31,7 @@ class StageFile(msgspec.Struct, frozen=True):
     weights: tuple[float, ...] = ()
     when: When | None = None
     compete: Compete | None = None
+    on_late: OnLate = OnLate.WAIT
 
 
 class PipelineFile(msgspec.Struct, frozen=True):
@@ -102,6 +103,7 @@ class CombinerStage(msgspec.Struct, forbid_unknown_fields=True):
     of: list[Any]
     weights: tuple[float, ...] = ()
     when: Any = None
+    on_late: OnLate = OnLate.WAIT
 
 
 class CompeteKeys(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,7 +132,9 @@ class _Reader:
             combiner = self._convert(value, CombinerStage, at)
             of = tuple(self._source(source, f"{at}.of.{index}") for index, source in enumerate(combiner.of))
             when = self._when(combiner.when, at)
-            return StageFile(combine=combiner.combine, of=of, weights=combiner.weights, when=when)
+            return StageFile(
+                combine=combiner.combine, of=of, weights=combiner.weights, when=when, on_late=combiner.on_late
+            )
         if isinstance(value, dict) and "family" in value:
             family = self._convert(value, FamilyStage, at)
             return StageFile(

@@ -49,6 +49,13 @@ class Late(enum.StrEnum):
     EVICT = "evict"
 
 
+class OnLate(enum.StrEnum):
+    """The members that a combiner joins: it waits for all, or joins those that are there on time."""
+
+    WAIT = "wait"
+    PARTIAL = "partial"
+
+
 def check_percentile(percentile: float) -> None:
     """Raise ValueError unless a percentile is above 50 and below 100."""
     if not 50 < percentile < 100:
@@ -119,6 +126,7 @@ class Stage(msgspec.Struct, frozen=True):
     weights: tuple[float, ...] = ()
     compete: Compete | None = None
     accuracies: tuple[float, ...] = ()
+    on_late: OnLate = OnLate.WAIT
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -83,10 +83,10 @@ def pipeline_plan(name: str, *stages: StagePlan) -> PipelinePlan:
     return PipelinePlan(name, stages, len(stages) * MS, 0.001 * len(stages), True)
 
 
-def ensemble(*keys: str, name: str = "ensemble:1", late: Late = Late.SERVE) -> PipelineConfig:
+def ensemble(*keys: str, name: str = "ensemble:1", late: Late = Late.SERVE, partial: bool = False) -> PipelineConfig:
     """An ensemble: all models run, and a combiner joins their outputs."""
     members = tuple(StageConfig(f"{key}#{index}", key) for index, key in enumerate(keys))
-    return PipelineConfig(name, (*members, StageConfig("vote", None, tuple(range(len(keys))))), late)
+    return PipelineConfig(name, (*members, StageConfig("vote", None, tuple(range(len(keys))), partial=partial)), late)
 
 
 def spec_of(

@@ -92,6 +92,16 @@ def test_quantile_reaches_the_size_whose_time_is_the_budget() -> None:
     assert size.rows in (597, 598)  # (20 - 0.84) / 0.032 = 598.75
 
 
+def test_quantile_tries_one_more_row_where_the_time_of_one_is_mostly_fixed() -> None:
+    size = QuantileSize(QuantileSettings(target_ms=9, budget=1))
+    sizes = []
+    for _ in range(3):
+        for _ in range(REFIT_BATCHES):
+            size.observe(size.rows, 5 * MS + (size.rows - 1) * MS)
+        sizes.append(size.rows)
+    assert sizes == [2, 4, 5]  # 4 ms and 1 ms a row
+
+
 def test_quantile_at_most_doubles_what_it_has_seen() -> None:
     size = QuantileSize(QuantileSettings())
     sizes = []

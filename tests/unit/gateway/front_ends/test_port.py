@@ -146,6 +146,7 @@ class FakePlane:
 
         class Fake:
             given_id = f"sluice-{len(self.submissions)}"
+            notes = ()
             request = pending.request
             then = pending.then
             settle = pending.settle

@@ -4,7 +4,17 @@ import pytest
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import check_pipeline, single_model
 from sluice.models.pipelines.file import decode_pipeline
-from sluice.models.pipelines.pipeline import Combiner, Compete, Confidence, Late, Pipeline, Stage, TensorSource, When
+from sluice.models.pipelines.pipeline import (
+    Combiner,
+    Compete,
+    Confidence,
+    Late,
+    OnLate,
+    Pipeline,
+    Stage,
+    TensorSource,
+    When,
+)
 from sluice.models.sequence_batching import SequenceBatching
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -510,3 +520,28 @@ def test_a_combiner_and_a_model_with_sequences_do_not_compete() -> None:
     text = "stages: {a: {model: small, inputs: {x: request.x}, compete: {}}}\noutputs: {y: a.probs}"
     with pytest.raises(ConfigError, match=r"stages\.a\.compete: model 'small:1' keeps states of sequences, which"):
         check_pipeline(decode_pipeline(text, "f"), {"small:1": states}, name="p", path="f")
+
+
+PARTIAL = ENSEMBLE.replace("most_confident,", "most_confident, on_late: partial,").replace("  first: a.probs\n", "")
+
+
+def test_an_ensemble_may_join_what_is_there_on_time() -> None:
+    assert [stage.on_late for stage in check(PARTIAL).stages] == [OnLate.WAIT, OnLate.WAIT, OnLate.PARTIAL]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("partial", "late", "stages.vote.on_late: Invalid enum value 'late'; expected wait or partial"),
+        ("most_confident", "concat", "stages.vote.on_late: concat needs all its members; expected another combiner"),
+        (
+            "outputs:",
+            "outputs:\n  first: a.probs",
+            "outputs.first: 'vote' may give up stage 'a'; expected",
+        ),
+    ],
+)
+def test_a_partial_ensemble_that_cannot_be_is_refused_with_the_place(old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(PARTIAL.replace(old, new, 1))
+    assert without_line(refused.value).startswith(f"repo/p/pipeline.yaml: {message}")
