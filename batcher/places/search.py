@@ -298,11 +298,11 @@ class Search:
             self._chain()
 
     def _chain(self) -> None:
-        """Let no stage end after its later stages have to begin where they have their places.
+        """Let no stage end after its later stages have to begin, where these have places on slower partitions.
 
-        The deadlines of stages go by the quickest partitions of later ones, which may have places on slower ones.
+        The deadlines of stages go by the quickest partitions of later ones.
         """
-        begins_ns = [0] * len(self.places)
+        begins_ns = [INFINITE_NS] * len(self.places)
         for stage in reversed(self._pipeline.stages):
             index, place = stage.index, self.places[stage.index]
             due_ns = min([begins_ns[later] for later in stage.dependents], default=INFINITE_NS)
@@ -313,7 +313,8 @@ class Search:
             if due_ns < INFINITE_NS:
                 end_ns = self._ends_ns[index] - return_ns(batch.partition, batch.model, batch.room)
                 planned_batches.tighten(batch, max(due_ns - batch.partition.hand_off_ns, end_ns))
-            begins_ns[index] = batch.latest_ns - batch.length_ns
+            if due_ns < INFINITE_NS or _has_quicker(batch):
+                begins_ns[index] = batch.latest_ns - batch.length_ns
 
     def _follows(self, stage: StageState, model: ModelState, groups: Groups) -> bool:
         """True if the batches of a stage are to have the requests of those before it, as one partition runs them all.
@@ -633,3 +634,10 @@ def _up_to_level(partition: PartitionState, model: ModelState, level: int) -> li
 
 def _behind_level(partition: PartitionState, model: ModelState, level: int) -> list[PlannedBatch]:
     return [batch for batch in partition.planned if batch.model is model and batch.level > level]
+
+
+def _has_quicker(batch: PlannedBatch) -> bool:
+    """True if partitions of another kind run such batches in less time."""
+    estimates, here = batch.model.estimates, batch.partition.kind
+    own_ns = estimates[here].service_ns(1)
+    return any(estimates[group.kind].service_ns(1) < own_ns for group in batch.model.groups if group.kind != here)
