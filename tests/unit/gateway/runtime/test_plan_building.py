@@ -87,7 +87,7 @@ def test_a_plan_that_takes_too_long_is_given_up_and_counted() -> None:
 
 
 class _Busy(Executor):
-    """Begins what it gets only when it is told to."""
+    """Begins what it gets only when the test calls it."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
