@@ -12,13 +12,14 @@ def rows_for(request: Request, stage: StageState) -> StageRun:
     """The rows that a stage runs for, once its sources and the stage of its condition are settled.
 
     A row runs if all the stage's sources ran it and, under `when`, its confidence is below the threshold. Cascades
-    decide per row, so a row is escalated without the others of its request. `row_index` None stands for all rows.
+    decide per row, so a row is escalated without the others of its request. `row_index` None stands for all rows. A
+    combiner that joins what is there goes by the sources that are done.
     """
     selected: tuple[int, ...] | None = None
     for source in stage.config.sources:
-        if source in request.given_up:
-            continue
         run = request.runs[source]
+        if stage.config.partial and (run is None or not run.is_done):
+            continue
         assert run is not None, "a stage starts when its sources are settled"
         if run.row_index is not None:
             selected = run.row_index if selected is None else tuple(sorted(set(selected) & set(run.row_index)))

@@ -60,14 +60,17 @@ def present(request: Request, stage: StageState) -> list[int]:
 
 
 def absent(request: Request, stage: StageState) -> set[int]:
-    """The stages that a combiner does not wait for: members without an answer, and what only these need."""
-    given_up: set[int] = set()
-    stages = request.pipeline.stages
+    """The stages that are given up for a combiner: members without an answer, and what only these need.
+
+    A member that other stages need as well goes on for these. Stages that were given up before are not among them.
+    """
+    given_up = set(request.given_up)
+    stages, runs = request.pipeline.stages, request.runs
     for index in range(stage.index - 1, -1, -1):
-        run = request.runs[index]
-        if run is not None and run.is_done:
+        if index in given_up or ((run := runs[index]) is not None and run.is_done):
             continue
         later = stages[index].dependents
-        if later and all(each in given_up or each == stage.index for each in later):
+        # A later stage that has its rows, although this one is not done, has joined the others.
+        if later and all(each in given_up or each == stage.index or runs[each] is not None for each in later):
             given_up.add(index)
-    return given_up
+    return given_up - request.given_up

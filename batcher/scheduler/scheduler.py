@@ -270,7 +270,7 @@ class Scheduler:
         request.pipeline.outstanding -= 1
         for stage in range(request.pipeline.stage_count):
             self._places.release(request, stage)
-            request.running += (request.identity, stage) in self._combining
+            request.running += stage not in request.given_up and (request.identity, stage) in self._combining
         for entry in [copy for original in request.entries for copy in live_copies(original)]:
             if entry.queued or entry.retry_group is not None:
                 self.dispatcher.withdraw(entry)
@@ -288,6 +288,13 @@ class Scheduler:
         if request.settled:
             self._end_piece(request)
         return request.settled
+
+    def _dropped(self, request: Request, stage: int) -> bool:
+        """Record that the driver has done its part of a stage; True if that is not wanted any more."""
+        if stage not in request.given_up:
+            return self._ended(request)
+        self._end_piece(request)
+        return True
 
     def _run_ended(self, entry: Entry) -> bool:
         """Record that the batch of an entry ended; True if its answer is not wanted any more."""
@@ -337,6 +344,7 @@ class Scheduler:
         request.missing[combiner.index] = 0
         for index in sorted(stages):
             self._places.release(request, index)
+            request.running += (request.identity, index) in self._combining
         for entry in [each for each in request.entries if each.stage in stages]:
             for copy in give_up(entry):
                 if copy.queued or copy.retry_group is not None:
@@ -356,7 +364,10 @@ class Scheduler:
             self._stage_done(request, stage, now_ns, decisions)
         elif stage.model is None:
             self._combining[request.identity, stage.index] = request
-            missing = tuple([each for each in stage.config.sources if each in request.given_up])
+            missing: tuple[int, ...] = ()
+            if stage.config.partial:
+                there = present(request, stage)
+                missing = tuple([each for each in stage.config.sources if each not in there])
             member = Member(request.identity, stage.index, run.rows, run.row_index)
             decisions.append(CombineOutputs(member, missing))
         else:
@@ -386,7 +397,7 @@ class Scheduler:
         self, event: OutputsCombined | CacheHit | CacheMiss, now_ns: int, decisions: list[AnyDecision]
     ) -> None:
         request = self._combining.pop((event.request, event.stage))
-        if self._ended(request) or event.stage in request.given_up:
+        if self._dropped(request, event.stage):
             return
         stage, run = request.pipeline.stages[event.stage], request.runs[event.stage]
         assert run is not None, "a stage that the driver was asked for has its record"
@@ -404,7 +415,7 @@ class Scheduler:
 
     def _combination_failed(self, event: CombinationFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
         request = self._combining.pop((event.request, event.stage))
-        if not self._ended(request) and event.stage not in request.given_up:
+        if not self._dropped(request, event.stage):
             self._fail(request, Outcome.FAILED_BACKEND, event.message, decisions)
 
     # -- batches

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.batcher.interface.config import StageConfig
+from sluice.batcher.interface.config import PipelineConfig, StageConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CancelRequest,
@@ -16,7 +16,14 @@ from sluice.batcher.interface.decisions import (
     RejectRequest,
     RevokeBatch,
 )
-from sluice.batcher.interface.events import BatchFailed, BatchRevoked, FailureCause, OutputsCombined, RequestCancelled
+from sluice.batcher.interface.events import (
+    BatchFailed,
+    BatchRevoked,
+    CacheMiss,
+    FailureCause,
+    OutputsCombined,
+    RequestCancelled,
+)
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.cut_offs import AHEAD_NS
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -121,6 +128,68 @@ def test_stages_that_only_a_late_member_needs_are_given_up_as_well() -> None:
     assert joined(until(scheduler, CUT)) == [join(1, 1)]
     assert step(scheduler, CUT, OutputsCombined(1, 3)) == [done(1)]
     assert step(scheduler, DEADLINE, completed(ran["a:1"], 0, DEADLINE)) == []
+
+
+def pipeline_of(*stages: StageConfig) -> Scheduler:
+    pipeline = PipelineConfig("ensemble:1", stages)
+    spec = spec_of([model(key, 1) for key in KEYS], [pipeline], partitions=["cpu0", "cpu1", "cpu2"])
+    return serving(spec, TEN)
+
+
+def test_a_member_is_given_up_once_where_combiners_that_are_cut_off_are_nested() -> None:
+    scheduler = pipeline_of(
+        StageConfig("quick", "a:1"),
+        StageConfig("slow", "b:1"),
+        StageConfig("first", None, (0, 1), partial=True),
+        StageConfig("flat", "c:1"),
+        StageConfig("vote", None, (2, 3), partial=True),
+    )
+    ran = batches(step(scheduler, 0, arrival(1, DEADLINE, "ensemble:1", memory_bytes=10)))
+    for key in ("a:1", "c:1"):
+        step(scheduler, 10 * MS, completed(ran[key], 0, 10 * MS))
+    cut = joined(until(scheduler, CUT))
+    assert cut == [CombineOutputs(Member(1, 2, 1), (1,)), CombineOutputs(Member(1, 4, 1), (2,))]
+    assert step(scheduler, CUT, OutputsCombined(1, 2)) == []
+    assert step(scheduler, CUT, OutputsCombined(1, 4)) == [done(1)]
+    for batch in list(scheduler.dispatcher.batches):
+        assert scheduler.memory.used_bytes == 10
+        step(scheduler, DEADLINE, completed(batch, 0, DEADLINE))
+    assert scheduler.memory.used_bytes == 0
+
+
+def test_a_late_member_that_another_stage_needs_goes_on_for_that_one() -> None:
+    scheduler = pipeline_of(
+        StageConfig("slow", "a:1"),
+        StageConfig("flat", "b:1"),
+        StageConfig("vote", None, (0, 1), partial=True),
+        StageConfig("deep", "c:1", (0,)),
+    )
+    ran = batches(step(scheduler, 0, arrival(1, DEADLINE, "ensemble:1")))
+    step(scheduler, 10 * MS, completed(ran["b:1"], 0, 10 * MS))
+    assert joined(until(scheduler, CUT)) == [CombineOutputs(Member(1, 2, 1), (0,))]
+    assert step(scheduler, CUT, OutputsCombined(1, 2)) == []
+    last = batches(step(scheduler, CUT, completed(ran["a:1"], 0, CUT)))
+    end_ns = CUT + 10 * MS
+    late = CompleteRequest(1, Outcome.COMPLETED_LATE)
+    assert late in step(scheduler, end_ns, completed(last["c:1"], CUT, end_ns))
+
+
+def test_the_memory_of_a_request_is_kept_until_the_driver_is_done_with_a_member_that_was_given_up() -> None:
+    scheduler = pipeline_of(
+        StageConfig("recalled", "a:1", uses_cache=True),
+        StageConfig("slow", "b:1"),
+        StageConfig("flat", "c:1"),
+        StageConfig("vote", None, (0, 1, 2), partial=True),
+    )
+    ran = batches(step(scheduler, 0, arrival(1, DEADLINE, "ensemble:1", memory_bytes=10)))
+    step(scheduler, 10 * MS, completed(ran["c:1"], 0, 10 * MS))
+    assert joined(until(scheduler, CUT)) == [join(1, 0, 1)]
+    assert step(scheduler, CUT, OutputsCombined(1, 3)) == [done(1)]
+    assert step(scheduler, CUT, CacheMiss(1, 0)) == []
+    for batch in list(scheduler.dispatcher.batches):
+        assert scheduler.memory.used_bytes == 10
+        step(scheduler, DEADLINE, completed(batch, 0, DEADLINE))
+    assert scheduler.memory.used_bytes == 0
 
 
 @settings(deadline=None, max_examples=50)
