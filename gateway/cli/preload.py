@@ -3,6 +3,7 @@
 import argparse
 import io
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,7 +110,7 @@ def _arrays(file: Path) -> "dict[str, Array]":
         arrays = {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ConfigError(f"{file}: cannot be read as .npz: {error}") from error
     rows = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
     if len(set(rows.values())) != 1 or None in rows.values() or 0 in rows.values():
@@ -146,6 +147,10 @@ def _requests(
 
 
 def _statistics(server: ServerAddress, name: str) -> _CacheStatistics:
+    """The counts of all versions of a model, of which the latest one answers."""
     body = request(server, f"/v2/models/{quote(name, safe='')}/stats")
-    (found, *_) = decode(server.url, body, _Statistics).model_stats
-    return found.inference_stats
+    versions = [each.inference_stats for each in decode(server.url, body, _Statistics).model_stats]
+    return _CacheStatistics(
+        _Counts(sum(each.cache_hit.count for each in versions)),
+        _Counts(sum(each.cache_miss.count for each in versions)),
+    )

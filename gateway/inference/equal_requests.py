@@ -29,7 +29,7 @@ class _UnderWay(NamedTuple):
     """The request that runs, and those that wait for its answer."""
 
     first: Submission
-    others: list[tuple[Submission, CacheableRequest]]
+    others: dict[int, tuple[Submission, CacheableRequest]]
 
 
 class EqualRequests:
@@ -55,7 +55,7 @@ class EqualRequests:
         # The first callbacks: they run while the outputs are still valid.
         submission.then(partial(self.cache.store_answer, key, lookup_ns))
         if known is None:
-            self._under_way[key] = _UnderWay(submission, [])
+            self._under_way[key] = _UnderWay(submission, {})
             submission.then(partial(self._answered, key))
         return submission
 
@@ -66,12 +66,13 @@ class EqualRequests:
             return None
         held = self._runtime.hold(request.pipeline, request.options, received_ns, request.trace)
         if held is not None:
-            known.others.append((held, request))
+            known.others[held.request] = held, request
+            held.then(lambda _: known.others.pop(held.request, None))  # one that is cancelled leaves its inputs
         return held
 
     def _answered(self, key: CacheKey, answer: Answer) -> None:
         """Answer those that waited, or let them run."""
-        for submission, request in self._under_way.pop(key).others:
+        for submission, request in list(self._under_way.pop(key).others.values()):
             outputs = self.cache.look_up(key, self.cache.clock()) if answer.outcome.answered else None
             if outputs is None:
                 self._runtime.run_held(submission, request.inputs, request.options, request.client, request.shared)

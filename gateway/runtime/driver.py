@@ -134,7 +134,9 @@ class Runtime:
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
-        self._held: set[int] = set()  # those of the open requests of which the scheduler does not know
+        self._held: dict[int, int] = {}  # the bytes of the open requests of which the scheduler does not know
+        self._held_bytes = 0
+        self._resumed: set[int] = set()  # requests that were held and whose arrivals may still wait for their turn
         self._runs = BatchLog(metrics.meters, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._runs.notes_traced = on_began is not None
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
@@ -281,15 +283,19 @@ class Runtime:
     def hold(
         self, pipeline: str, options: RequestOptions, received_ns: int, trace: TraceContext = NO_TRACE
     ) -> Submission | None:
-        """Open a request of which the scheduler hears only once it runs; None if too many are held.
+        """Open a request of which the scheduler hears only once it runs; None if too many, or too large ones, are held.
 
         It is to be ended by `answer_held` or `run_held`, unless it is cancelled or the runtime is closed before.
         """
         if self._closed or len(self._held) >= self._scheduler.spec.limits.queue_requests:
             return None
+        held_bytes = self._held_bytes + options.memory_bytes
+        if held_bytes > self._memory.most_bytes:
+            return None
         request = self._next_request = self._next_request + 1
         arrival = RequestArrived(request, pipeline, options.rows, received_ns + options.budget_ns)
-        self._held.add(request)
+        self._held[request] = options.memory_bytes
+        self._held_bytes = held_bytes
         return self._opened(arrival, options.id, received_ns, trace, options.parameters)
 
     def answer_held(self, submission: Submission, outputs: Mapping[str, Tensor]) -> None:
@@ -318,12 +324,13 @@ class Runtime:
             self._now_ns = self._clock()
             self._end_held(request, Answer(Outcome.REJECTED_MEMORY, str(error)))
             return
-        self._held.discard(request)
+        self._held_bytes -= self._held.pop(request)
+        self._resumed.add(request)
         trace.arrival = arrival
         self._enqueue(arrival)
 
     def _end_held(self, request: int, answer: Answer, *, counted: bool = False) -> None:
-        self._held.discard(request)
+        self._held_bytes -= self._held.pop(request)
         self._settle(request, answer, counted=counted)
         self._deliver()
 
@@ -416,7 +423,7 @@ class Runtime:
             self._end_held(request, Answer(Outcome.CANCELLED_CLIENT, _CANCELLED))
             return
         cancellation = RequestCancelled(request)
-        if request > self._last_arrived:
+        if request > self._last_arrived or request in self._resumed:
             # The scheduler does not know it yet: it follows its arrival, for which a flush is due.
             self._arrivals.append(cancellation)
         else:
@@ -537,6 +544,8 @@ class Runtime:
             else:
                 if not arrivals:
                     self._last_arrived = self._next_request
+                    if self._resumed:
+                        self._resumed.clear()
                 return behind
             self._carry_out(event, scheduler.handle(event, now_ns))
 

@@ -48,6 +48,7 @@ class PlanBuilding:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._under_way: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.failures: Counter[PlanFailure] = Counter()
         self._headrooms: Mapping[str, float] = {}
         self._latest: tuple[SchedulerSpec, Observed] | None = None
@@ -84,10 +85,8 @@ class PlanBuilding:
             self._report(PlanBuilt(order.build, None))
             return
         self._under_way = order.build
-        built = self._loop.run_in_executor(self._pool, self._build, spec, order.observed)
-        pipelines = sum(pipeline.slo_ns > 0 for pipeline in spec.pipelines)
-        limit = self._loop.call_later(spec.planner.limit_ms / 1000 * max(pipelines, 1), self._give_up, order.build)
-        built.add_done_callback(lambda future: self._built(order, spec, limit, future))
+        built = self._loop.run_in_executor(self._pool, self._run, self._build, order, spec)
+        built.add_done_callback(lambda future: self._built(order, spec, future))
 
     def judge(self, order: JudgeSteps, spec: SchedulerSpec) -> None:
         """Judge steps; each of them takes a plan."""
@@ -99,6 +98,18 @@ class PlanBuilding:
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _run(self, build: BuildPlans, order: BuildPlan, spec: SchedulerSpec) -> Plan:
+        """Build a plan in the pool, where it may have waited for others: its time begins now."""
+        self._loop.call_soon_threadsafe(self._limit, order.build, spec)
+        return build(spec, order.observed)
+
+    def _limit(self, build: int, spec: SchedulerSpec) -> None:
+        """Give a plan up after its time."""
+        if not self._closed and self._under_way == build:
+            pipelines = sum(pipeline.slo_ns > 0 for pipeline in spec.pipelines)
+            seconds = spec.planner.limit_ms / 1000 * max(pipelines, 1)
+            self._timer = self._loop.call_later(seconds, self._give_up, build)
+
     def _give_up(self, build: int) -> None:
         """Report that there is no plan, since it takes too long."""
         if self._closed or self._under_way != build:
@@ -108,13 +119,12 @@ class PlanBuilding:
         logger.error("plan %d took longer than planner.time_limit_ms; the one before stays", build)
         self._report(PlanBuilt(build, None))
 
-    def _built(
-        self, order: BuildPlan, spec: SchedulerSpec, limit: asyncio.TimerHandle, future: asyncio.Future[Plan]
-    ) -> None:
-        limit.cancel()
+    def _built(self, order: BuildPlan, spec: SchedulerSpec, future: asyncio.Future[Plan]) -> None:
         if self._closed or future.cancelled() or self._under_way != order.build:
             return
         self._under_way = None
+        if self._timer is not None:
+            self._timer.cancel()
         build = order.build
         plan = None if (error := future.exception()) else future.result()
         if plan is None:

@@ -794,6 +794,7 @@ percentile: 99.9              # of the admitted requests are to be in time
 client_key: x-tenant          # the header that tells clients apart
 default_model: mlp            # for SageMaker requests that name no model
 json_nan: string              # "NaN" in quotes, for strict readers of JSON
+instances: locality           # batches run where the core finds it best
 residency: {loading: demand, pinned: [mlp], priorities: {bert: 1}}
 limits:
   queue_requests: 1000

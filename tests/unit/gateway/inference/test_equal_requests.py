@@ -134,6 +134,16 @@ def test_a_request_with_less_time_does_not_wait() -> None:
     assert play(scenario) == ([(3, [[2.0]])], [])
 
 
+def test_one_that_is_cancelled_waits_no_longer() -> None:
+    def scenario(equal: EqualRequests, runtime: HoldingRuntime) -> None:
+        for _ in range(3):
+            ask(equal)
+        runtime.held[0].settle(Answer(Outcome.CANCELLED_CLIENT))
+        runtime.ran[0].settle(Answer(Outcome.FAILED_BACKEND))
+
+    assert play(scenario) == ([], [3])
+
+
 def test_only_a_bounded_number_waits() -> None:
     def scenario(equal: EqualRequests, runtime: HoldingRuntime) -> None:
         for _ in range(4):

@@ -384,6 +384,35 @@ def test_a_held_request_is_cancelled_at_once_and_does_not_run_then() -> None:
     run_virtual(main)
 
 
+def test_a_held_request_that_runs_after_all_can_still_be_cancelled_at_once() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        await asyncio.sleep(0.001)
+        submission = held(bench)
+        _, other = bench.submit()
+        await other
+        future = submission.future
+        bench.runtime.run_held(submission, {}, RequestOptions((), 1, "", 0, NS_PER_S), "", None)
+        bench.runtime.cancel(submission.request)
+        assert (await future).outcome is Outcome.CANCELLED_CLIENT
+        assert [[each.request for each in batch.members] for batch in bench.steps.batches()] == [[2]]
+
+    run_virtual(main)
+
+
+def test_requests_are_held_while_their_inputs_fit_into_the_memory_of_a_pipeline() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        large = RequestOptions((), 1, "", 15_000, NS_PER_S)  # all that a pipeline may have
+        first = bench.runtime.hold("mlp:1", large, loop.now_ns)
+        assert first is not None
+        assert bench.runtime.hold("mlp:1", large, loop.now_ns) is None
+        bench.runtime.answer_held(first, {})
+        assert bench.runtime.hold("mlp:1", large, loop.now_ns) is not None
+
+    run_virtual(main)
+
+
 def test_a_server_that_stops_answers_what_is_held() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)

@@ -2,6 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +16,7 @@ from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.planner.build import build_plan
 from sluice.gateway.runtime.plan_building import PlanBuilding, PlanFailure
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 from tests.unit.batcher.planner.test_headroom import observed, spec
 from tests.unit.batcher.scheduler.test_resizer import Traffic
 
@@ -80,6 +84,34 @@ def test_a_plan_that_takes_too_long_is_given_up_and_counted() -> None:
         building.close()
 
     asyncio.run(main())
+
+
+class _Busy(Executor):
+    """Begins what it gets only when the test calls it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self.waiting.append(lambda: future.set_result(work(*given, **named)))
+        return future
+
+
+def test_the_time_of_a_plan_begins_when_it_is_its_turn() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        built: asyncio.Queue[PlanBuilt | StepsJudged] = asyncio.Queue()
+        busy = _Busy()
+        building = PlanBuilding(build_plan, busy, built.put_nowait)
+        building.begin(BuildPlan(1, observed(m=10.0)), spec("m"))
+        await asyncio.sleep(60)  # headrooms, say, are found first
+        busy.waiting.pop()()
+        event = await built.get()
+        assert isinstance(event, PlanBuilt)
+        assert event.plan is not None
+        assert building.failures == {}
+
+    run_virtual(main)
 
 
 def test_a_planner_that_throws_is_counted() -> None:
