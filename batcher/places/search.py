@@ -639,5 +639,7 @@ def _behind_level(partition: PartitionState, model: ModelState, level: int) -> l
 def _has_quicker(batch: PlannedBatch) -> bool:
     """True if partitions of another kind run such batches in less time."""
     estimates, here = batch.model.estimates, batch.partition.kind
+    if len(estimates) == 1:
+        return False
     own_ns = estimates[here].service_ns(1)
     return any(estimates[group.kind].service_ns(1) < own_ns for group in batch.model.groups if group.kind != here)

@@ -9,6 +9,8 @@ NewQueue = Callable[[str, str], Queue]
 """Makes an empty queue of (model key, batch key)."""
 NOWHERE = ("", -1.0)
 """The (kind, price) of no partition: what is bound to one partition waits here for that partition's queue."""
+HOST = "\0"
+"""It separates a batch key from the name of a partition: neither has it, while names of tensors may have any other."""
 
 
 class QueueTable:
@@ -55,7 +57,7 @@ class QueueTable:
         queue = queues.get(batch_key)
         if queue is None:
             queue = queues[batch_key] = self._new[model](model, batch_key)
-            queue.only, queue.host = self.only(key), self._hosts.get(batch_key[batch_key.rfind("#") :])
+            queue.only, queue.host = self.only(key), self._hosts.get(batch_key[batch_key.rfind(HOST) :])
             if queue.only is not None:
                 self._bound[queue] = None
             elif queue.host is None and model in self._chosen:
@@ -114,9 +116,9 @@ def bound_key(key: QueueKey, kind: str, price: float) -> QueueKey:
 
 def host_key(host: PartitionState) -> str:
     """The end of the batch keys of the queues of one partition."""
-    return f"#{host.name}"
+    return HOST + host.name
 
 
 def base_key(key: QueueKey) -> QueueKey:
     """The key of the queue from which entries moved to that of one partition."""
-    return (key[0], key[1].rpartition("#")[0])
+    return (key[0], key[1].rpartition(HOST)[0])

@@ -59,6 +59,14 @@ def present(request: Request, stage: StageState) -> list[int]:
     return [index for index in stage.config.sources if (run := runs[index]) is not None and run.is_done]
 
 
+def may_join(request: Request, stage: StageState) -> bool:
+    """True if a member of a combiner has answered, and it is known for which rows the combiner is to run."""
+    when = stage.config.when
+    if when is not None and ((run := request.runs[when.stage]) is None or not run.is_done):
+        return False
+    return bool(present(request, stage))
+
+
 def absent(request: Request, stage: StageState) -> set[int]:
     """The stages that are given up for a combiner: members without an answer, and what only these need.
 

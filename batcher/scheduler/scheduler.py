@@ -44,7 +44,7 @@ from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
 from sluice.batcher.queues.response_order import FinishedEntries, one_by_one
 from sluice.batcher.scheduler.admission import Admission
-from sluice.batcher.scheduler.cut_offs import CutOffs, absent, present
+from sluice.batcher.scheduler.cut_offs import CutOffs, absent, may_join, present
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.pipelines import PipelineRegistry
 from sluice.batcher.scheduler.replanner import NoReplanner
@@ -330,11 +330,14 @@ class Scheduler:
         """Have the combiners that can wait no longer join what is there."""
         for request, combiner in self._cut_offs.due(now_ns):
             if request.missing[combiner.index]:
-                self._cut_off(request, combiner, now_ns, decisions)
+                try:
+                    self._cut_off(request, combiner, now_ns, decisions)
+                except EntryRefusedError as refused:
+                    self._evict(request, decisions, refused.outcome, str(refused))
 
     def _cut_off(self, request: Request, combiner: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Have a combiner join the members that are there; if none is, the first that comes."""
-        if not present(request, combiner):
+        """Have a combiner join the members that are there; if it cannot yet, as soon as it can."""
+        if not may_join(request, combiner):
             request.overdue_joins |= {combiner.index}
             return
         stages = absent(request, combiner)

@@ -1,7 +1,7 @@
 """The queues of a model: one for each batch key, and more for entries that only some partitions may run."""
 
 from sluice.batcher.queues.queue import Queue
-from sluice.batcher.queues.queue_table import QueueTable
+from sluice.batcher.queues.queue_table import QueueTable, base_key
 from sluice.batcher.state import Entry, ModelState, Request
 from tests.support.scheduling.builders import ONE, S, arrival, model, serving, spec_of
 
@@ -35,6 +35,15 @@ def test_a_queue_with_entries_is_kept() -> None:
     table.forget_if_empty(shaped)
     assert table.find(("m:1", "x=8")) is shaped
     assert table.has_work(state)
+
+
+def test_the_queue_of_one_partition_is_found_whatever_the_names_of_partitions_and_tensors_are() -> None:
+    scheduler = serving(spec_of([model("m:1")], partitions=["GPU#0", "0"]), ONE)
+    table, (first, second) = scheduler.dispatcher.fleet.queues, scheduler.dispatcher.fleet.partitions.values()
+    own = [table.of_host("m:1", first), table.of_host("m:1", second), table.of_host("m:1", first, "x#0=8")]
+    assert [queue.host for queue in own] == [first, second, first]
+    assert [base_key(queue.key) for queue in own] == [("m:1", ""), ("m:1", ""), ("m:1", "x#0=8")]
+    assert table.get(("m:1", "x=0.y#0")).host is None
 
 
 def test_entries_that_only_some_partitions_may_run_wait_apart_by_kind_price_and_batch_key() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.batcher.interface.config import PipelineConfig, StageConfig
+from sluice.batcher.interface.config import PipelineConfig, StageConfig, WhenConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CancelRequest,
@@ -172,6 +172,25 @@ def test_a_late_member_that_another_stage_needs_goes_on_for_that_one() -> None:
     end_ns = CUT + 10 * MS
     late = CompleteRequest(1, Outcome.COMPLETED_LATE)
     assert late in step(scheduler, end_ns, completed(last["c:1"], CUT, end_ns))
+
+
+def test_a_combiner_for_unsure_rows_is_not_cut_off_before_it_is_known_which_they_are() -> None:
+    pipeline = PipelineConfig(
+        "ensemble:1",
+        (
+            StageConfig("base", "a:1"),
+            StageConfig("quick", "b:1"),
+            StageConfig("slow", "c:1"),
+            StageConfig("vote", None, (1, 2), WhenConfig(0, 0, 0.8), partial=True),
+        ),
+    )
+    spec = spec_of([model(key, 1) for key in KEYS], [pipeline], partitions=["cpu0", "cpu1", "cpu2"])
+    scheduler = serving(spec, TEN)
+    ran = batches(step(scheduler, 0, arrival(1, DEADLINE, "ensemble:1")))
+    step(scheduler, 10 * MS, completed(ran["b:1"], 0, 10 * MS))
+    assert joined(until(scheduler, DEADLINE)) == []
+    unsure = completed(ran["a:1"], 0, DEADLINE, 0.5)
+    assert joined(step(scheduler, DEADLINE, unsure)) == [join(1, 2)]
 
 
 def test_the_memory_of_a_request_is_kept_until_the_driver_is_done_with_a_member_that_was_given_up() -> None:
