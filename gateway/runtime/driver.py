@@ -606,7 +606,9 @@ class Runtime:
         else:
             trace = self._open[decision.request].trace
             # Every stage may have been answered from the cache.
-            reason = "; ".join([each.text for each in trace.partial]) if trace.runs else _FROM_CACHE
+            reason = "" if trace.runs else _FROM_CACHE
+            if trace.partial:
+                reason = "; ".join([each.text for each in trace.partial])
             self._settle(decision.request, Answer(decision.outcome, reason, outputs=tensors, release=release))
 
     def _refuse(self, decision: RejectRequest | EvictRequest) -> None:

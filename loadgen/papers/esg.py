@@ -206,7 +206,7 @@ EXPERIMENT = PaperExperiment(
     given="nodes, slices and cores, the applications, objectives of 0.8, 1 and 1.2 times L, three loads, and planners",
     assumed=(
         "times of functions, gaps and prices as recalled, how times go with batches, slices and cores, fixed "
-        " layouts of instances, batches that wait as long as objectives allow, models that are loaded, and "
+        "layouts of instances, batches that wait as long as objectives allow, models that are loaded, and "
         "transfers that take no time"
     ),
     run=run,

@@ -147,7 +147,7 @@ def _waits(runs: Mapping[InstanceRule, list[PoolRun]]) -> list[ExperimentFinding
             "srtf: mean wait of BERT in steps",
             f"{fmean(shortest):.2f}, from {min(shortest):.2f} to {max(shortest):.2f}",
             "80.65",
-            verdict=GateVerdict.DIFFERS,
+            verdict=GateVerdict.DIFFERS if max(shortest) < 80.65 else GateVerdict.SHOWN,
             why="rates, times and seed are not published; at 80 % load a scheduler that leaves no GPU idle beside a "
             "request does not come near it",
         ),

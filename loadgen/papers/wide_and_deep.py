@@ -3,7 +3,8 @@
 The characterisation of workflows on Azure by WiseFuse (SIGMETRICS 2022) finds up to 10.9 thousand parallel calls and 47
 stages in a row, one DAG in twenty with 95 % of all calls, tensors of 1 MB and more between stages, and parallel stages
 of which one takes a hundred times as long as another. A server refuses pipelines of more than `MAX_STAGES` stages,
-whose plans would take longer. Parallel calls of one function are the rows of a request here.
+whose plans would take longer. Thousands of parallel calls of one function would be rows of a request, which has one
+here.
 """
 
 import random

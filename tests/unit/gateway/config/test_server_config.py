@@ -153,7 +153,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "spare_worker, model_loading, triton, max_body_bytes, front_door, allow_client_shm, client_shm_prefix, "
             "allow_upload, cache_bytes, statuses, tls, restricted, open_groups, allowed_hosts, cors, trace, "
             "trace_requests, request_log, client_key, default_model, json_nan, drain_delay_s, drain_timeout_s, "
-            "policy, max_batch_size, models, default_slo_ms, network_ms, late, percentile, instances, residency, prices",
+            "policy, max_batch_size, models, default_slo_ms, network_ms, late, percentile, instances, residency, "
+            "prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
