@@ -75,6 +75,11 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"remote partitions {self.name}: expected a kind such as cpu1, cpu2/x3, mig-1g.10gb or mps-25, "
                 f"got '{self.kind}'"
             )
+        if self.ray is not None and (kind := parse_kind(self.kind)) is not None and kind.host_cores:
+            raise ValueError(
+                f"remote partitions {self.name}: expected a kind without host cores, since workers on GPUs in Ray may "
+                f"use all, got '{self.kind}'"
+            )
         if self.urls is not None:
             self._check_urls(self.urls)
         if self.price is not None and not 0 <= self.price < math.inf:

@@ -82,7 +82,7 @@ def test_the_bounds_of_ray_are_those_of_the_autoscaler(tmp_path: Path, ray: str,
 
 
 @pytest.mark.parametrize(
-    ("kind", "hour"), [("cpu2", 0.2), ("cpu2/x3", 0.2), ("mps-25", 1.0), ("mig-7g.80gb", 4.0)], ids=str
+    ("kind", "hour"), [("cpu2", 0.2), ("cpu2/x3", 0.2), ("mps-25", 1.0), ("mig-7g.80gb+c2", 4.2)], ids=str
 )
 def test_a_partition_costs_what_one_of_this_machine_would(kind: str, hour: float) -> None:
     prices = PriceSettings(core_hour=0.1, gpu_hour=4.0)
@@ -119,6 +119,10 @@ def test_a_partition_costs_what_one_of_this_machine_would(kind: str, hour: float
         (
             "{remote: [{name: edge, ray: {min: 1, max: 2}, scale: {min: 1}}]}",
             "expected min and max in scale or in ray, got both",
+        ),
+        (
+            "{remote: [{name: edge, kind: mig-2g.20gb+c4, ray: {count: 1, resources: {mig-2g.20gb: 1}}}]}",
+            "expected a kind without host cores, since workers on GPUs in Ray may use all, got 'mig-2g.20gb+c4'",
         ),
         (
             "{ray: {count: 1}, remote: [{name: ray, kind: cpu1, urls: ['a:1']}]}",
