@@ -218,8 +218,11 @@ class Instances:
             self._fleet.wakeups.notify(own, partition.group, now_ns)
 
     def _give_back(self, chosen: ChosenPartition, now_ns: int) -> None:
-        """Let the entries that were to run on a partition compete again."""
+        """Let the entries that were to run on a partition compete again; without any, the model may be gone."""
         own = chosen.queue
+        if not own:
+            self._drop(chosen.partition)
+            return
         model = self._fleet.models[own.model]
         base = self._fleet.queues.get(base_key(own.key))
         while own.retries:
@@ -228,10 +231,9 @@ class Instances:
             _move(own, base, NO_WAITERS)
         self._fleet.queues.forget_if_empty(own)
         self._drop(chosen.partition)
-        if base:
-            self.offer(base, model, now_ns)
-            if not model.served:
-                self._fleet.strand(model)
+        self.offer(base, model, now_ns)
+        if not model.served:
+            self._fleet.strand(model)
 
     def _drop(self, partition: PartitionState) -> None:
         chosen = self._chosen.pop(partition.name, None)

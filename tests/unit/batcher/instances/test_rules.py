@@ -13,6 +13,7 @@ from sluice.batcher.interface.events import (
     PartitionLost,
     PartitionReady,
     RequestCancelled,
+    ServingChanged,
 )
 from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule, instance_config
 from sluice.batcher.interface.residency_config import Loading, ResidencyConfig
@@ -216,6 +217,21 @@ def test_withdrawn_requests_leave_the_partition_to_others() -> None:
     step(scheduler, 2, arrival(2, 10 * S, "long"), RequestCancelled(1))
     loaded = step(scheduler, 3, ModelLoaded("p0", "short", TABLES["short"]))
     assert orders(loaded) == [("UnloadModel", "p0", "short"), ("LoadModel", "p0", "long")]
+
+
+@pytest.mark.parametrize(
+    "ended", [ModelLoaded("p0", "short", TABLES["short"]), ModelLoadFailed("p0", "short", "broken")]
+)
+def test_a_model_may_be_removed_while_it_is_loaded_for_a_request_that_is_cancelled(
+    ended: ModelLoaded | ModelLoadFailed,
+) -> None:
+    scheduler = up(pool_of(BALANCE, 1, room=1))
+    step(scheduler, 1, arrival(1, 10 * S, "short"))
+    step(scheduler, 2, RequestCancelled(1), ServingChanged(retired=("short",)))
+    step(scheduler, 3, ended)
+    assert "short" not in scheduler.dispatcher.models
+    assert not scheduler.dispatcher.instances.chosen
+    assert orders(step(scheduler, 4, arrival(2, 10 * S, "long"))) == [("LoadModel", "p0", "long")]
 
 
 @pytest.mark.parametrize(
