@@ -116,25 +116,25 @@ def test_the_time_of_a_plan_begins_when_it_is_its_turn() -> None:
     run_virtual(main)
 
 
-class _Told(Executor):
-    """Does what it gets at once, and says so when the test calls `tell`."""
+class _Finished(Executor):
+    """Does what it gets at once; the result is there when the test calls `say_so`."""
 
-    tell: Callable[[], None]
+    say_so: Callable[[], None]
 
     def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> "Future[Any]":
         future: Future[Any] = Future()
-        self.tell = partial(future.set_result, work(*given, **named))
+        self.say_so = partial(future.set_result, work(*given, **named))
         return future
 
 
 def test_a_plan_that_is_there_is_taken_though_the_machine_stood_still() -> None:
     async def main(loop: VirtualLoop) -> None:
         built: asyncio.Queue[PlanBuilt | StepsJudged] = asyncio.Queue()
-        told = _Told()
-        building = PlanBuilding(build_plan, told, built.put_nowait)
+        finished = _Finished()
+        building = PlanBuilding(build_plan, finished, built.put_nowait)
         building.begin(BuildPlan(1, observed(m=10.0)), spec("m"))
         await asyncio.sleep(0.5)
-        told.tell()
+        finished.say_so()
         loop.now_ns += 3600 * NS_PER_S
         event = await built.get()
         assert isinstance(event, PlanBuilt)
