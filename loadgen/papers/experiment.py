@@ -93,6 +93,15 @@ def gated(
     return ExperimentFinding(quantity, ours, published, gate, verdict, "" if is_met else why)
 
 
+def timed(
+    effort: Effort, quantity: str, ours: str, *, published: str = "", gate: str, is_met: bool, why: str = ""
+) -> ExperimentFinding:
+    """A finding on processor time, which quick runs do not judge: a busy machine says nothing about the program."""
+    if effort.quick:
+        return ExperimentFinding(quantity, "not judged in a quick run", published)
+    return gated(quantity, ours, published=published, gate=gate, is_met=is_met, why=why)
+
+
 def find_experiments() -> list[PaperExperiment]:
     """All registered experiments, by the names of their modules."""
     modules = (import_module(f"{papers.__name__}.{module.name}") for module in pkgutil.iter_modules(papers.__path__))

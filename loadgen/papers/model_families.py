@@ -25,7 +25,7 @@ from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArr
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.loadgen.papers.engines.virtual_gateway import VirtualGateway
-from sluice.loadgen.papers.experiment import Effort, ExperimentReport, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentReport, PaperExperiment, gated, timed
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.simulated_gpu import latency_ms
 from sluice.models.units import NS_PER_MS, NS_PER_S
@@ -175,7 +175,7 @@ def run(effort: Effort) -> ExperimentReport:
     ours, theirs = _mean(chosen), _mean(fixed)
     fewer = theirs.missed / max(ours.missed, 1e-9)
     more = ours.in_time_s / theirs.in_time_s
-    is_quick = decision_ms() <= 1
+    is_soon = decision_ms() <= 1
     findings = (
         gated(
             "requests missed with one variant a family, by those with variants by request",
@@ -197,12 +197,13 @@ def run(effort: Effort) -> ExperimentReport:
             gate="none",
             is_met=not ours.inaccurate,
         ),
-        gated(
+        timed(
+            effort,
             f"processor time of a decision among {MANY} variants",
-            "at most 1 ms" if is_quick else "more than 1 ms",
+            "at most 1 ms" if is_soon else "more than 1 ms",
             published="0.6 ms a look-up",
             gate="at most 1 ms",
-            is_met=is_quick,
+            is_met=is_soon,
         ),
     )
     lines = ["| variants | missed | in time a second of the step | mean accuracy |", "|---|---|---|---|"]
