@@ -30,12 +30,13 @@ REASONS = {TimeoutCause.LATE: "the deadline is out of reach", TimeoutCause.EXPIR
 class RequestTimeouts:
     """The times at which waiting entries time out, in the heap `planned`."""
 
-    __slots__ = ("_compact_above", "_fleet", "planned")
+    __slots__ = ("_compact_above", "_fleet", "_serial", "planned")
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._compact_above = COMPACT
-        self.planned: list[tuple[int, int, int, Entry, TimeoutCause]] = []
+        self._serial = 0
+        self.planned: list[tuple[int, int, int, int, Entry, TimeoutCause]] = []
 
     def plan(self, entry: Entry, now_ns: int) -> None:
         """Evict the entry's request when it can no longer be in time."""
@@ -53,16 +54,17 @@ class RequestTimeouts:
     def _add(self, entry: Entry, at_ns: int, cause: TimeoutCause) -> None:
         planned = self.planned
         if len(planned) > self._compact_above:
-            planned[:] = [item for item in planned if _waits(item[3])]
+            planned[:] = [item for item in planned if _waits(item[4])]
             heapify(planned)
             self._compact_above = max(COMPACT, 2 * len(planned))
-        # Copies of an entry have its sequence number, and were queued later.
-        heappush(planned, (at_ns, entry.sequence, entry.enqueued_ns, entry, cause))
+        # Copies of an entry have its sequence number, and may have been queued together with it.
+        self._serial += 1
+        heappush(planned, (at_ns, entry.sequence, entry.enqueued_ns, self._serial, entry, cause))
 
     def next_ns(self) -> int | None:
         """When the first entry times out; drops timeouts of entries that were dispatched in time."""
         planned = self.planned
-        while planned and planned[0][4] and not planned[0][3].queued:
+        while planned and planned[0][5] and not planned[0][4].queued:
             heappop(planned)
         return planned[0][0] if planned else None
 

@@ -48,6 +48,7 @@ class PlanBuilding:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._under_way: int | None = None
+        self._ending: asyncio.Future[Plan] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.failures: Counter[PlanFailure] = Counter()
         self._headrooms: Mapping[str, float] = {}
@@ -85,8 +86,8 @@ class PlanBuilding:
             self._report(PlanBuilt(order.build, None))
             return
         self._under_way = order.build
-        built = self._loop.run_in_executor(self._pool, self._run, self._build, order, spec)
-        built.add_done_callback(lambda future: self._built(order, spec, future))
+        self._ending = self._loop.run_in_executor(self._pool, self._run, self._build, order, spec)
+        self._ending.add_done_callback(lambda future: self._built(order, spec, future))
 
     def judge(self, order: JudgeSteps, spec: SchedulerSpec) -> None:
         """Judge steps; each of them takes a plan."""
@@ -112,7 +113,8 @@ class PlanBuilding:
 
     def _give_up(self, build: int) -> None:
         """Report that there is no plan, since it takes too long."""
-        if self._closed or self._under_way != build:
+        assert self._ending is not None
+        if self._closed or self._under_way != build or self._ending.done():  # a machine that stood still makes both due
             return
         self._under_way = None
         self.failures[PlanFailure.TIME] += 1

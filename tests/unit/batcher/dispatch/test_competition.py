@@ -29,6 +29,7 @@ from sluice.batcher.interface.events import (
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import (
     MS,
@@ -290,3 +291,18 @@ def test_each_request_has_one_outcome_whatever_becomes_of_its_copies(
     assert set(outcomes) == set(range(1, came + 1))
     assert not scheduler.requests
     assert scheduler.memory.used_bytes == 0
+
+
+def test_a_copy_that_is_retried_may_time_out_together_with_the_rows_that_it_is_a_copy_of() -> None:
+    stage = StageConfig("m", "m:1", compete=TWICE)
+    names = [f"cpu{number}" for number in range(3)]
+    hard = spec_of([model("m:1", 2)], [PipelineConfig("m:1", (stage,), Late.EVICT)], partitions=names)
+    scheduler = serving(hard, LatencyTable.from_ms({1: 10, 2: 10}))
+    step(scheduler, 0, arrival(1, S), arrival(2, S))
+    sent = until(scheduler, 10 * MS)
+    assert scheduler.dispatcher.batches, sent
+    for number, batch in list(scheduler.dispatcher.batches.items()):
+        name = batch.partition.name
+        gone = BatchFailed(number, FailureCause.WORKER_LOST, "killed")
+        step(scheduler, 11 * MS, PartitionLost(name, "killed"), gone)
+    assert scheduler.next_wakeup_ns() is not None

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.planner.build import build_plan
 from sluice.gateway.runtime.plan_building import PlanBuilding, PlanFailure
+from sluice.models.units import NS_PER_S
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 from tests.unit.batcher.planner.test_headroom import observed, spec
 from tests.unit.batcher.scheduler.test_resizer import Traffic
@@ -106,6 +108,34 @@ def test_the_time_of_a_plan_begins_when_it_is_its_turn() -> None:
         building.begin(BuildPlan(1, observed(m=10.0)), spec("m"))
         await asyncio.sleep(60)  # headrooms, say, are found first
         busy.waiting.pop()()
+        event = await built.get()
+        assert isinstance(event, PlanBuilt)
+        assert event.plan is not None
+        assert building.failures == {}
+
+    run_virtual(main)
+
+
+class _Finished(Executor):
+    """Does what it gets at once; the result is there when the test calls `say_so`."""
+
+    say_so: Callable[[], None]
+
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self.say_so = partial(future.set_result, work(*given, **named))
+        return future
+
+
+def test_a_plan_that_is_there_is_taken_though_the_machine_stood_still() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        built: asyncio.Queue[PlanBuilt | StepsJudged] = asyncio.Queue()
+        finished = _Finished()
+        building = PlanBuilding(build_plan, finished, built.put_nowait)
+        building.begin(BuildPlan(1, observed(m=10.0)), spec("m"))
+        await asyncio.sleep(0.5)
+        finished.say_so()
+        loop.now_ns += 3600 * NS_PER_S
         event = await built.get()
         assert isinstance(event, PlanBuilt)
         assert event.plan is not None
