@@ -74,8 +74,10 @@ class _Shard:
     @property
     def counts(self) -> QueryCounts:
         """The numbers of its queries, as of its last line about them."""
-        issued, ended = map(int, self._child.progress.split() or (0, 0))
-        return QueryCounts(issued, ended)
+        words = self._child.progress.split()
+        if len(words) != 2 or not all(word.isdigit() for word in words):  # a library prints other lines
+            return QueryCounts(0, 0)
+        return QueryCounts(*map(int, words))
 
     async def get_ready(self) -> None:
         """Wait until the process is ready for the start."""
