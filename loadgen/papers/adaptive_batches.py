@@ -211,7 +211,7 @@ def _delay_findings(until_ns: int) -> list[ExperimentFinding]:
 
 def run(effort: Effort) -> ExperimentReport:
     """Busy clients, Poisson arrivals with deadlines, and a moderate load with a delay."""
-    measured_ns = NS_PER_S // 4 if effort.quick else 3 * NS_PER_S
+    measured_ns = NS_PER_S // 8 if effort.quick else 3 * NS_PER_S
     findings, plot = _saturated_findings(measured_ns)
     findings += _paced_findings(measured_ns, range(1, 2 if effort.quick else effort.seeds + 1))
     findings += _delay_findings(4 * measured_ns)

@@ -43,7 +43,7 @@ OBJECTIVE_NS = 100 * NS_PER_MS
 MOST = 1.5
 BEFORE, A_PARTITION = 300, 2
 """Requests before the count begins: some, and some for each partition."""
-REQUESTS, QUICK_REQUESTS = 3000, 1200
+REQUESTS, QUICK_REQUESTS = 3000, 500
 """Requests that are counted with ten partitions; with more, whose second has too many, it is a quarter."""
 
 

@@ -142,7 +142,7 @@ def test_time_on_a_partition_without_the_model_counts_more_and_is_not_used_while
     begun = step(scheduler, 1, *(arrival(number, 10 * S, "short") for number in range(3)))
     assert (batches(begun), orders(begun)) == ([("p0", "short", [0])], [])
     waiting = [arrival(100 + number, 1000 * S, "short") for number in range(1500)]
-    assert orders(step(scheduler, 2, *waiting)) == []
+    assert orders([decision for each in waiting for decision in scheduler.handle(each, 2)]) == []
     found = step(scheduler, 3, RequestCancelled(1))
     assert orders(found) == [("LoadModel", "p1", "short")], "they would wait for longer than a load of a second"
 
