@@ -363,7 +363,7 @@ class _Check:
                 raise self._error(f"stages.{name}", "unreachable: no output and no other stage that is used needs it")
 
     def _check_partial(self, needs: Mapping[str, list[str]]) -> None:
-        """Nothing else may need what a combiner gives up."""
+        """No output may be of a stage that a combiner may give up, and no such stage may keep states."""
         for name, stage in self._stages.items():
             if stage.on_late is OnLate.WAIT:
                 continue

@@ -50,8 +50,8 @@ TEN = LatencyTable.from_ms({1: 10})
 TWICE = CompeteConfig(2)
 
 
-def competing(config: CompeteConfig, *, name: str = "m:1", key: str = "m:1") -> PipelineConfig:
-    return PipelineConfig(name, (StageConfig("m", key, compete=config),))
+def competing(config: CompeteConfig, late: Late = Late.SERVE) -> PipelineConfig:
+    return PipelineConfig("m:1", (StageConfig("m", "m:1", compete=config),), late)
 
 
 def spec(
@@ -222,12 +222,18 @@ Settled = CompleteRequest | FailRequest | CancelRequest | EvictRequest | RejectR
 
 
 @settings(deadline=None, max_examples=60)
-@given(data=st.data(), copies=st.integers(2, 4), after_ms=st.sampled_from([0, 3, 15]), largest=st.integers(1, 4))
+@given(
+    data=st.data(),
+    copies=st.integers(2, 4),
+    after_ms=st.sampled_from([0, 3, 15]),
+    largest=st.integers(1, 4),
+    late=st.sampled_from(Late),
+)
 def test_each_request_has_one_outcome_whatever_becomes_of_its_copies(
-    data: st.DataObject, copies: int, after_ms: int, largest: int
+    data: st.DataObject, copies: int, after_ms: int, largest: int, late: Late
 ) -> None:
     names = [f"cpu{number}" for number in range(4)]
-    pipelines = [competing(CompeteConfig(copies, after_ms * MS)), single("m:1", name="plain:1")]
+    pipelines = [competing(CompeteConfig(copies, after_ms * MS), late), single("m:1", name="plain:1")]
     table = LatencyTable.from_ms({1: 5, 4: 8})
     hosts = [PartitionConfig(name, "cpu1") for name in names]
     scheduler = serving(spec_of([model("m:1", largest)], pipelines, partitions=hosts), table)
@@ -268,7 +274,8 @@ def test_each_request_has_one_outcome_whatever_becomes_of_its_copies(
         if act == "arrive":
             came += 1
             pipeline = data.draw(st.sampled_from(["m:1", "plain:1"]))
-            take(step(scheduler, now_ns, arrival(came, now_ns + 300 * MS, pipeline)))
+            deadline_ns = now_ns + data.draw(st.sampled_from([300 * MS, 20 * MS]))
+            take(step(scheduler, now_ns, arrival(came, deadline_ns, pipeline)))
         elif act == "cancel" and came:
             take(step(scheduler, now_ns, RequestCancelled(data.draw(st.integers(1, came)))))
         elif act == "revoke":
@@ -294,14 +301,13 @@ def test_each_request_has_one_outcome_whatever_becomes_of_its_copies(
 
 
 def test_a_copy_that_is_retried_may_time_out_together_with_the_rows_that_it_is_a_copy_of() -> None:
-    stage = StageConfig("m", "m:1", compete=TWICE)
     names = [f"cpu{number}" for number in range(3)]
-    hard = spec_of([model("m:1", 2)], [PipelineConfig("m:1", (stage,), Late.EVICT)], partitions=names)
+    hard = spec_of([model("m:1", 2)], [competing(TWICE, Late.EVICT)], partitions=names)
     scheduler = serving(hard, LatencyTable.from_ms({1: 10, 2: 10}))
     step(scheduler, 0, arrival(1, S), arrival(2, S))
-    sent = until(scheduler, 10 * MS)
-    assert scheduler.dispatcher.batches, sent
-    for number, batch in list(scheduler.dispatcher.batches.items()):
+    until(scheduler, 10 * MS)
+    first, copy = scheduler.dispatcher.batches.items()
+    for number, batch in (first, copy):
         name = batch.partition.name
         gone = BatchFailed(number, FailureCause.WORKER_LOST, "killed")
         step(scheduler, 11 * MS, PartitionLost(name, "killed"), gone)

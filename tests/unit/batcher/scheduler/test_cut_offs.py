@@ -130,10 +130,10 @@ def test_stages_that_only_a_late_member_needs_are_given_up_as_well() -> None:
     assert step(scheduler, DEADLINE, completed(ran["a:1"], 0, DEADLINE)) == []
 
 
-def pipeline_of(*stages: StageConfig) -> Scheduler:
+def pipeline_of(*stages: StageConfig, partitions: int = 3) -> Scheduler:
+    names = [f"cpu{number}" for number in range(partitions)]
     pipeline = PipelineConfig("ensemble:1", stages)
-    spec = spec_of([model(key, 1) for key in KEYS], [pipeline], partitions=["cpu0", "cpu1", "cpu2"])
-    return serving(spec, TEN)
+    return serving(spec_of([model(key, 1) for key in KEYS], [pipeline], partitions=names), TEN)
 
 
 def test_a_member_is_given_up_once_where_combiners_that_are_cut_off_are_nested() -> None:
@@ -175,17 +175,12 @@ def test_a_late_member_that_another_stage_needs_goes_on_for_that_one() -> None:
 
 
 def test_a_combiner_for_unsure_rows_is_not_cut_off_before_it_is_known_which_they_are() -> None:
-    pipeline = PipelineConfig(
-        "ensemble:1",
-        (
-            StageConfig("base", "a:1"),
-            StageConfig("quick", "b:1"),
-            StageConfig("slow", "c:1"),
-            StageConfig("vote", None, (1, 2), WhenConfig(0, 0, 0.8), partial=True),
-        ),
+    scheduler = pipeline_of(
+        StageConfig("base", "a:1"),
+        StageConfig("quick", "b:1"),
+        StageConfig("slow", "c:1"),
+        StageConfig("vote", None, (1, 2), WhenConfig(0, 0, 0.8), partial=True),
     )
-    spec = spec_of([model(key, 1) for key in KEYS], [pipeline], partitions=["cpu0", "cpu1", "cpu2"])
-    scheduler = serving(spec, TEN)
     ran = batches(step(scheduler, 0, arrival(1, DEADLINE, "ensemble:1")))
     step(scheduler, 10 * MS, completed(ran["b:1"], 0, 10 * MS))
     assert joined(until(scheduler, DEADLINE)) == []
@@ -211,10 +206,22 @@ def test_the_memory_of_a_request_is_kept_until_the_driver_is_done_with_a_member_
     assert scheduler.memory.used_bytes == 0
 
 
-@settings(deadline=None, max_examples=50)
-@given(data=st.data(), partitions=st.integers(1, 3))
-def test_each_request_has_one_outcome_whatever_is_late(data: st.DataObject, partitions: int) -> None:
-    scheduler = three(partitions=partitions)
+QUICK, SLOW = StageConfig("quick", "a:1"), StageConfig("slow", "b:1")
+FIRST = StageConfig("first", None, (0, 1), partial=True)
+SHAPES = (
+    ensemble(*KEYS, partial=True).stages,
+    (QUICK, SLOW, FIRST, StageConfig("flat", "c:1"), StageConfig("vote", None, (2, 3), partial=True)),
+    (QUICK, SLOW, FIRST, StageConfig("deep", "c:1", (0,)), StageConfig("vote", None, (1, 3), partial=True)),
+)
+"""Members of one combiner; one combiner as a member of another one; a member that others need as well."""
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), stages=st.sampled_from(SHAPES), partitions=st.integers(1, 3))
+def test_each_request_has_one_outcome_whatever_is_late(
+    data: st.DataObject, stages: tuple[StageConfig, ...], partitions: int
+) -> None:
+    scheduler = pipeline_of(*stages, partitions=partitions)
     held: dict[str, list[int]] = {f"cpu{number}": [] for number in range(partitions)}
     outcomes: dict[int, Outcome] = {}
     now_ns = came = 0
