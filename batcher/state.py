@@ -114,13 +114,6 @@ LOCAL = LinkClass("", 0, 0)
 """Of partitions on the gateway's own machine; on other nodes, `distance` is at least 1."""
 
 
-class ComingModel(NamedTuple):
-    """A model that is being loaded: the partition, and when it is expected to be there."""
-
-    partition: PartitionState
-    ready_ns: int
-
-
 @dataclass(slots=True, eq=False)
 class NodeState:
     """A machine other than the gateway's own, on which partitions are."""
@@ -202,6 +195,13 @@ class PartitionState:
         if self.lost_ns is None:
             return self.is_scaled and not self.ready
         return now_ns - self.lost_ns >= UNAVAILABLE_NS
+
+
+class ComingModel(NamedTuple):
+    """A model that is being loaded: the partition, and when it is expected to be there."""
+
+    partition: PartitionState
+    ready_ns: int
 
 
 @dataclass(slots=True, eq=False)
