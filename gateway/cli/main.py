@@ -76,12 +76,22 @@ def _run(given: Sequence[str], options: "Namespace | None" = None) -> int:
         status: int = options.command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OUTPUT_CLOSED
     except (ServingError, OSError) as error:
         print(f"sluice: {error}", file=sys.stderr)
         return UNUSABLE
+    finally:
+        _drop_unwritten()
     return status
+
+
+def _drop_unwritten() -> None:
+    """Drop what the standard streams cannot write, as on a full disk: Python would end with a status of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_standard_streams() -> None:

@@ -30,9 +30,11 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "sluice.json"
 RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 NOT_HERE = re.compile(
     r"\b(nv_gpu_|nv_energy_|nv_cache_|sluice_triton_|sluice_partition_device_|sluice_trace_"
-    r"|sluice_node_|sluice_partition_node|sluice_partitions_)"
+    r"|sluice_node_|sluice_partition_node|sluice_partitions_|sluice_batch_padded_|sluice_batch_learned_"
+    r"|sluice_instance_|sluice_plan_fallbacks_|sluice_partial_)"
 )
-"""Metrics of GPUs, Triton servers, the response cache, exported traces, and partitions on other machines."""
+"""Metrics of GPUs, Triton servers, the response cache, exported traces, partitions on other machines, and of policies,
+planners and combiners that the server here does not have."""
 SETTLE_S = 60.0
 CASCADE = """
 slo_ms: 1000

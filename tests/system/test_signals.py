@@ -176,7 +176,9 @@ def test_a_server_needs_no_standard_streams(repository: Path, tmp_path: Path, re
     ready = tmp_path / "ready.json"
     command = f'exec "$@" {redirect}'
     arguments = [*SERVE, "--repository", str(repository), "--partitions", "1", "--ready-file", str(ready)]
-    with subprocess.Popen(["sh", "-c", command, "sh", *arguments]) as process:
+    # With streams that keep what they cannot write, as they do unless this is set.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(["sh", "-c", command, "sh", *arguments], env=buffered) as process:
         until(ready.exists)
         port = json.loads(ready.read_text())["http_port"]
         server = GatewayServer(process, port, 0, ready)
