@@ -89,7 +89,8 @@ check-unit: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -q tests/unit --ignore=tests/unit/gateway
 
 # The core is what needs no server. A file of tests that no other part names is in test-core-rest. What the core decides
-# must not depend on the order of sets, so what compares its decisions runs once more with other hashes of strings.
+# must not depend on the order of sets, so what compares its decisions runs once more with other hashes of strings: where
+# the core is compiled, as a part of test-compiled-core.
 test-core-rest: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=1 $(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance --ignore=tests/compiled \
 		--ignore=tests/deploy --ignore=tests/cluster
@@ -103,8 +104,8 @@ LONG_SIMULATIONS := $(addprefix tests/simulation/test_,overload.py planned.py sh
 test-core-simulation: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=1 $(PYTEST) tests/simulation $(addprefix --ignore=,$(LONG_SIMULATIONS))
 
-test-core-hashes: $(TEST)/installed-$(ORT)
-	@PYTHONHASHSEED=2 $(PYTEST) tests/properties/test_scheduler_machine.py tests/properties/test_served.py \
+test-core-hashes: compile-if-possible
+	@test -e $(COMPILED).made || PYTHONHASHSEED=2 $(PYTEST) tests/properties/test_scheduler_machine.py tests/properties/test_served.py \
 		tests/properties/test_run_queue.py tests/properties/test_places.py tests/properties/test_residency.py \
 		tests/simulation/test_equivalence.py tests/unit/batcher/drivers
 
@@ -133,7 +134,7 @@ compile-if-possible: $(TEST)/installed-$(ORT)
 
 test-compiled-core: compile-if-possible
 	@test ! -e $(COMPILED).made || { \
-		PYTHONHASHSEED=1 $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
+		PYTHONHASHSEED=2 $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
 		$(addprefix tests/simulation/test_,equivalence.py pauses.py scheduler_simulation.py whole_gateway.py) && \
 		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5; }
 
@@ -145,7 +146,7 @@ test-long-simulations: compile-if-possible
 
 # New seeds each time, which are printed.
 test-fresh-seeds: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m scripts.simulate --seconds 12
+	@$(TEST)/bin/python -m scripts.simulate --seconds 6
 
 simulate: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.simulate $(if $(MACHINE),--machine $(MACHINE)) $(if $(SEEDS),--seeds $(SEEDS)) \
@@ -162,9 +163,10 @@ test-conformance: $(TEST)/installed-$(ORT)
 test-deploy: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/deploy
 
-# What clients see of a server, once more with front ends. The rest of tests/conformance starts no server.
-FRONT_ENDS := $(addprefix tests/conformance/test_,bad_models.py dynamic_batching.py endpoints.py fuzz.py \
-		hostile_input.py model_update.py openapi.py protocol_errors.py tensors.py trouble.py v1_and_sagemaker.py) \
+# What clients see of a server, once more with front ends. They read no models, so bad ones are not tried again; the rest
+# of tests/conformance starts no server.
+FRONT_ENDS := $(addprefix tests/conformance/test_,dynamic_batching.py endpoints.py fuzz.py hostile_input.py \
+		model_update.py openapi.py protocol_errors.py tensors.py trouble.py v1_and_sagemaker.py) \
 	$(addprefix tests/system/test_,access.py drain.py ensembles.py explain.py lifecycle_protocol.py management.py \
 		model_changes.py optional_inputs.py response_cache.py statuses.py tritonclient.py)
 

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,13 +40,15 @@ def infer(inputs):
 """
 
 
-def counts(server: GatewayServer, metric: str, label: str) -> dict[str, float]:
-    """The values of a metric by one of its labels."""
+def counts(server: GatewayServer, metric: str, label: str) -> Mapping[str, float]:
+    """The sums of a metric by one of its labels."""
     body = server.request("GET", "/metrics")[2].decode()
-    families = text_string_to_metric_families(body)
-    return {
-        sample.labels[label]: sample.value for family in families for sample in family.samples if sample.name == metric
-    }
+    sums: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(body):
+        for sample in family.samples:
+            if sample.name == metric:
+                sums[sample.labels[label]] += sample.value
+    return sums
 
 
 class Load:
