@@ -54,7 +54,8 @@ def experiments_page(played: Sequence[PlayedExperiment], effort: Effort, *, inte
     parts = [
         "# Experiments of papers, played again\n",
         f"```sh\nloadgen paper run all --seeds {effort.seeds}{quick} --out FILE\n```\n",
-        "The command wrote this page. Each experiment runs the scheduler, planner or placement of the product.\n",
+        "The command wrote this page. Experiments run the product's own scheduler, planners and placement, or its "
+        "server.\n",
     ]
     if interrupted:
         parts.append("**The run was interrupted: experiments are missing.**\n")
