@@ -76,7 +76,7 @@ class Autoscaler:
             self.panicked_ns = None
             self._peak = 0
         if self.panicked_ns is not None:
-            self._peak = max(self._peak, self._last, _whole(max(demand.stable, demand.panic) / target))
+            self._peak = max(self._peak, self._last, _whole(max(demand) / target))
             count = self._peak
         else:
             count = _whole(max(demand.stable, demand.ahead) / target)

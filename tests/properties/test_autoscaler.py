@@ -1,6 +1,6 @@
 """The number of partitions of a class: within its bounds, never down in panic, and never lower for more demand."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluice.batcher.interface.scaling_config import ScaledClass, ScalingConfig
@@ -47,6 +47,7 @@ def test_nothing_goes_down_in_panic(scaled: ScaledClass, looks: list[Look]) -> N
 
 
 @given(CLASSES, LOOKS, st.floats(0, 10))
+@example(ScaledClass("c", ("c-0",), 1, 4, to_zero=False), [(1, 0, 0, 0, 0, False), (1, 0, 0, 3, 0, False)], 2)
 def test_more_demand_never_wants_fewer(scaled: ScaledClass, looks: list[Look], more: float) -> None:
     few, many = numbers(scaled, looks), numbers(scaled, looks, more)
     assert all(less[0] <= greater[0] for less, greater in zip(few, many, strict=True))
