@@ -215,4 +215,5 @@ EXPERIMENT = PaperExperiment(
     "request for each model takes what the models take by themselves, one after the other; measured, so each run has "
     "figures of its own",
     run=run,
+    measures_machine=True,
 )
