@@ -176,4 +176,5 @@ EXPERIMENT = PaperExperiment(
     "partitions and client for both ways, in turns image by image, and a client that waits for each answer on one "
     "connection. Tensors in binary are shown beside those in JSON. Measured, so each run has figures of its own",
     run=run,
+    measures_machine=True,
 )
