@@ -10,7 +10,7 @@ PROBABILITIES = {
     "ensemble": {0: [0.5, 0.5], 1: [0.4, 0.6], 2: [0.525, 0.475]},
     "cascade": {0: [0.9, 0.1], 1: [0.2, 0.8], 2: [0.55, 0.45]},
 }
-"""What the models answer to three images, and what the pipelines should."""
+"""The answers of the models to three images, and those that the pipelines should give."""
 
 
 class Models(V2Connection):
