@@ -15,7 +15,7 @@ from sluice.batcher.dispatch.stragglers import Stragglers
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.fleet.member_table import first_free, note_change
+from sluice.batcher.fleet.member_table import first_free, is_idle, note_change
 from sluice.batcher.fleet.partition_group import first_available, first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
@@ -96,7 +96,7 @@ class Dispatcher:
         self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._stragglers = Stragglers(fleet)
-        self.competition = Competition(fleet)
+        self.competition = Competition(fleet, self.instances)
         self._evict = evict
         self._resume = resume
         self._fail = fail
@@ -615,7 +615,7 @@ class Dispatcher:
         if not host.planned or model.config.sequences is not None or (place is not None and place[0].partition is host):
             return host
         assert host.group is not None, "a partition that takes a batch has a group"
-        free = first_free(host.group, now_ns, idle=True)
+        free = first_free(host.group, now_ns, is_idle)
         if free is None:
             return host
         return free if free.node is None or head.follows else self.places.locality.nearest_free(model, free, now_ns)

@@ -91,6 +91,11 @@ class Instances:
         """The partitions whose batches have not started."""
         return self._chosen.values()
 
+    def has_chosen(self, partition: PartitionState) -> bool:
+        """True if a policy has chosen a partition for a batch that has not started."""
+        chosen = self._chosen.get(partition.name)
+        return chosen is not None and (bool(chosen.queue) or chosen.is_loading)
+
     def waiting(self) -> list[Queue]:
         """The queues that wait for a partition."""
         return [queue for pool in self._pools.values() for queue in pool.waiting]

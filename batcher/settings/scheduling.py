@@ -138,16 +138,18 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """The policies that are not `policy`, by model key: from `models`, else from the model's own configuration.
 
         Models with sequences always have the policy of their configuration, since it keeps the order of requests.
+        Raises ConfigError for a policy that would pad batches to more rows than a model takes.
         """
         policies: dict[str, PolicyConfig] = {}
         for spec in specs:
-            override = self.models.get(spec.name)
+            override, place = self.models.get(spec.name), "policy"
             if spec.sequence_batching is not None:
                 policies[spec.key] = TimeoutConfig.of_sequences(spec.sequence_batching, spec.max_batch_size)
             elif override is not None and override.policy is not None:
-                policies[spec.key] = override.policy.config()
+                policies[spec.key], place = override.policy.config(), f"models.{spec.name}.policy"
             elif (batching := spec.dynamic_batching) is not None:
                 policies[spec.key] = TimeoutConfig.of(batching)
+            _check_run_sizes(policies.get(spec.key, self.policy.config()), spec, place)
         return policies
 
     def instance_configs(self, specs: Iterable[ModelSpec]) -> dict[str, InstanceConfig]:
@@ -173,6 +175,16 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                     f"models.{spec.name}.instances: expected locality for a model that {reason}, got {config.name}"
                 )
         return configs
+
+
+def _check_run_sizes(policy: PolicyConfig, spec: ModelSpec, place: str) -> None:
+    """Raise ConfigError unless a model takes all sizes that its batches are padded to; one row alone is not padded."""
+    sizes, most = policy.run_sizes, spec.max_batch_size
+    if sizes and 1 < most < sizes[-1] and not spec.sees_requests:
+        raise ConfigError(
+            f"{place}: expected sizes of batches up to {most}, the max_batch_size of model {spec.key}, "
+            f"got {list(sizes)}"
+        )
 
 
 def _check_percentile(percentile: float) -> None:

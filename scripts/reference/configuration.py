@@ -675,8 +675,9 @@ def _policies() -> Iterator[str]:
         yield f"**`{policy.name}`** {first}"
         if fields := msgspec.structs.fields(policy.settings):
             rows = [
-                (code(field.name), _default(field), _option(field.name), _description(policy.name, field))
+                (code(field.name), _default(field), option, _description(policy.name, field))
                 for field in fields
+                for option in ["" if field.name in ServerConfig.__struct_fields__ else _option(field.name)]
             ]
             yield table(("Key", "Default", "Option", ""), rows)
 
@@ -756,9 +757,10 @@ has the sizes.
 [overload](#statuses); inputs of other shapes have a queue of their own. A batch that is padded runs with its last row
 repeated, and is predicted to take the time of the size that it runs with. The metric `sluice_batch_padded_rows_total`
 counts what was added. Three kinds of batches are not padded: those of Python models, which see their requests; one
-request that is larger than all sizes; and those of models whose own maximum is below the smallest size. Sizes above a
-model's own maximum do not count. TensorFlow Serving shares its threads among all models; here, each model has
-`num_batch_threads` of its own."""
+request that is larger than all sizes; and those of models whose batches have one row. A size above a model's own
+`max_batch_size` is refused at load: where the models of a server take different batches, give each the sizes that it
+takes, in `models`. TensorFlow Serving shares its threads among all models; here, each model has `num_batch_threads` of
+its own."""
 
 _EXAMPLE = """```yaml
 host: 0.0.0.0                 # all interfaces

@@ -3,6 +3,7 @@ import pytest
 from sluice.batcher.interface.config import PriorityLevels
 from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule, InstanceSetting
 from sluice.batcher.policies.no_batching import NoBatchingSettings
+from sluice.batcher.policies.static import StaticSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.settings.scheduling import ModelSettings, ServingSettings, convert_settings
 from sluice.batcher.settings.spec_builder import build_spec
@@ -20,6 +21,19 @@ def test_a_model_is_batched_as_its_configuration_asks_unless_the_settings_name_a
     assert ServingSettings().policies([PLAIN, ASKING]) == {"asking:2": timeout}
     settings = ServingSettings(models={"asking": ModelSettings(policy=NoBatchingSettings())})
     assert settings.policies([PLAIN, ASKING]) == {"asking:2": NoBatchingSettings()}
+
+
+def test_batches_are_padded_to_no_more_rows_than_a_model_takes() -> None:
+    sizes = StaticSettings(max_batch_size=16, allowed_batch_sizes=(4, 16))
+    alone = ModelSpec("alone", 1, (), (), 0)
+    assert ServingSettings(policy=sizes).policies([alone]) == {}, "a single row is not padded"
+    message = r"^policy: expected sizes of batches up to 8, the max_batch_size of model plain:1, got \[4, 16\]$"
+    with pytest.raises(ConfigError, match=message):
+        ServingSettings(policy=sizes).policies([alone, PLAIN])
+    own = ServingSettings(policy=sizes, models={"plain": ModelSettings(policy=NoBatchingSettings())})
+    assert own.policies([PLAIN, ASKING]).keys() == {"plain:1", "asking:2"}
+    with pytest.raises(ConfigError, match=r"^models\.asking\.policy: expected sizes .* of model asking:2"):
+        ServingSettings(models={"asking": ModelSettings(policy=sizes)}).policies([PLAIN, ASKING])
 
 
 def test_models_have_their_own_instance_policy_or_that_of_the_server() -> None:
