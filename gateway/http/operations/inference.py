@@ -59,7 +59,7 @@ INFERENCE: Mapping[str, Operation] = MappingProxyType(
             "or nested. The first dimension is the rows, which are batched with those of other requests.\n\n"
             "The parameter `slo_ms` sets a deadline. A request that cannot meet its deadline is refused at once with "
             "503, a reason and `Retry-After`. A request may be sent ahead of its time: it begins `start_after_ms` "
-            "after it came, and its deadline counts from then. With the header `x-sluice-explain: 1`, the answer says in "
+            "after it came, and its deadline counts from then. With `x-sluice-explain: 1`, the answer says in "
             "headers where the time went.\n\n"
             "**Binary data.** A body may be JSON followed by the bytes of its tensors. "
             "`Inference-Header-Content-Length` is then the length of the JSON, and each binary tensor has the "
