@@ -145,7 +145,7 @@ class Admission:
             )
             loader.note_rejection(pipeline, event.deadline_ns - now_ns, now_ns)
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
-        loader.begin(forecast, now_ns)
+        loader.begin(event.request, forecast, now_ns)
         return places
 
     def _judge_start(self, event: RequestArrived, start: PartitionStart, now_ns: int) -> RejectRequest | Offer:

@@ -335,6 +335,8 @@ SECTIONS = (
             "prewarm": "When models of later stages are loaded: `jit`, `speculative` or `off`.",
             "path": "How the most likely path through a pipeline is found: `product` or `greedy`.",
             "min_probability": "Stages with a lower probability are not prewarmed.",
+            "on_miss": "What is prewarmed for a request that leaves the most likely path: the models of the most "
+            "likely path from there (`replan`), or nothing more (`stop`).",
             "packing": "The [policy](../operate/residency.md#packing) that says which models may share a partition: "
             "`exclusive`, `best_fit`, `first_fit_decreasing`, `cbp`, `pp` or `peak_safe`, or a mapping with such a "
             "`name` and its parameters.",
