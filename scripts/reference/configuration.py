@@ -743,8 +743,8 @@ metadata report this."""
 _REMOTE = """A mapping in place of the list has partitions of this machine and of others, whose workers are servers of
 their own (`sluice worker`). See [remote partitions](../operate/remote.md)."""
 
-_POLICY = """`--policy` replaces the whole policy of the
-file; the other options change only their key."""
+_POLICY = """A policy is written as its name, such as `policy: aimd`, or with its keys. `--policy` replaces the
+whole policy of the file; the other options change only their key."""
 
 _OBJECTIVES = """With the objective `latency`, a request never waits while a partition is idle, except for a tenth
 of its own time. With `cost`, a batch that is not worthwhile yet starts as late as deadlines safely allow, so that

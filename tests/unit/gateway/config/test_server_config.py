@@ -222,7 +222,7 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "policy: {name: timeout, objective: cost}",
             "policy: objective belongs to policy deadline, not to timeout",
         ),
-        ("policy: fast", "policy: Expected `object`, got `str`"),
+        ("policy: fast", "policy: name: expected one of aimd, deadline, none, quantile, static, timeout, got 'fast'"),
         ("policy: {objective: fast}", "policy.objective: Invalid enum value 'fast'; expected latency or cost"),
         (
             "models: {mlp: {policy: {name: timeout, max_delay_ms: long}}}",
