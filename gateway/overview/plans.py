@@ -147,7 +147,7 @@ def forecast(spec: SchedulerSpec, in_force: PlanInForce, config: PipelineConfig,
 
 
 def rule_in_force(stage: StagePlan) -> dict[str, object] | None:
-    """The rule that a planner has given a stage; None where batch size and kind are chosen anew at every dispatch."""
+    """The rule that a planner has given a stage; None where size and kind are chosen at every dispatch."""
     match stage.rule:
         case FixedOption(rows, kind, wait_ns):
             return {"rule": "fixed", "rows": rows, "kind": kind, "wait_ms": rounded(ns_to_ms(wait_ns))}

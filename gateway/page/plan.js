@@ -104,7 +104,7 @@ export function showPlan(pipeline, rates, now_s) {
   );
 }
 
-/** The rule of a planner for the batches of a stage; "" where each is chosen anew. */
+/** The rule of a planner for the batches of a stage; "" where each is chosen when it starts. */
 function ruleText(rule) {
   if (!rule) return "";
   if (rule.rule === "search") {
