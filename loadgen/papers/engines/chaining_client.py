@@ -118,7 +118,7 @@ def measure(url: str, images: Path, passes: int, below: float, as_json: bool) ->
 
 
 def passes(server: V2Connection, images: Tensor, count: int, below: float) -> list[PassTimes]:
-    """Ask for each image both ways, the one and the other first in turns, in `count` passes after one request of each."""
+    """Ask for each image both ways, in turns the one and the other first, `count` times, after a request of each."""
     chaining = ChainingClient(server, below)
     chains: Mapping[str, Callable[[Tensor], Tensor]] = {ENSEMBLE: chaining.ensemble, CASCADE: chaining.cascade}
     found = []
