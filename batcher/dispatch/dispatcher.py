@@ -95,7 +95,7 @@ class Dispatcher:
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
         self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
-        self._stragglers = Stragglers(fleet)
+        self._stragglers = Stragglers(fleet, spec.limits.straggler_factor)
         self.competition = Competition(fleet, self.instances)
         self._evict = evict
         self._resume = resume

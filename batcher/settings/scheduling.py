@@ -44,11 +44,15 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of the scheduler: open requests for each pipeline, and megabytes of tensors in flight."""
+    """Bounds of the scheduler: open requests for each pipeline, and megabytes of tensors in flight.
+
+    A batch runs elsewhere as well once it takes `straggler_factor` times its median; None: by the default rule.
+    """
 
     queue_requests: int = 4096
     memory_mb: float = 256
     hand_off_us: float = 150
+    straggler_factor: float | None = None
 
     def __post_init__(self) -> None:
         if self.queue_requests < 1:
@@ -57,6 +61,8 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"memory_mb: expected a finite number above 0, got {self.memory_mb:g}")
         if not 0 <= self.hand_off_us < math.inf:
             raise ValueError(f"hand_off_us: expected a finite number of at least 0, got {self.hand_off_us:g}")
+        if self.straggler_factor is not None and not 1 < self.straggler_factor < math.inf:
+            raise ValueError(f"straggler_factor: expected a finite number above 1, got {self.straggler_factor:g}")
 
     def config(self) -> Limits:
         """The limits as the scheduler takes them."""
@@ -64,6 +70,7 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             queue_requests=self.queue_requests,
             memory_bytes=round(self.memory_mb * _MIB),
             hand_off_ns=round(self.hand_off_us * NS_PER_US),
+            straggler_factor=self.straggler_factor or 0.0,
         )
 
 

@@ -233,6 +233,7 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("limits: {queue_requests: many}", "limits.queue_requests: Expected `int`, got `str`"),
         ("limits: {queue_requests: 0}", "limits: queue_requests: expected at least 1, got 0"),
         ("limits: {memory_mb: -1}", "limits: memory_mb: expected a finite number above 0, got -1"),
+        ("limits: {straggler_factor: 1}", "limits: straggler_factor: expected a finite number above 1, got 1"),
         ("limits: {hand_off_us: .inf}", "limits: hand_off_us: expected a finite number of at least 0, got inf"),
         ("partitions: [{kind: cpu, name: a}]", "partitions[0]: Object missing required field `cores`"),
         (
