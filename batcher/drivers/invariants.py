@@ -79,6 +79,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
+            if dispatcher.instances.is_ahead(queue):
+                continue
             outstanding += queue.rows + sum(entry.rows for entry in retried)
         running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue_key[0] == model.config.key)
         under_way = sum(batch.queue_key[0] == model.config.key for batch in dispatcher.batches.values())

@@ -160,6 +160,7 @@ class Scheduler:
             loader.run_due(now_ns, decisions)
             self._instances.changed(now_ns)
         if self._instances.enabled:
+            self._begin_due(now_ns, decisions)
             self._instances.assign(loader, now_ns)
             self._residency.issue(decisions)
         dispatcher.form(now_ns, decisions)
@@ -173,6 +174,14 @@ class Scheduler:
         if self._retiring or self._retired:
             self.served.reap(now_ns, decisions)
         return decisions
+
+    def _begin_due(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Let those wait for partitions that were sent ahead of their time and may begin now."""
+        for entry in self._instances.due(now_ns):
+            try:
+                self.dispatcher.begin(entry, now_ns)
+            except EntryRefusedError as refused:
+                self._evict(entry.request, decisions, refused.outcome, str(refused))
 
     def _review(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Look at the numbers of partitions, and at the plan, as far as it is time."""

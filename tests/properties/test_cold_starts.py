@@ -170,6 +170,9 @@ class Trial:
             priority=int(key == "b"),
         )
 
+    def _sent(self, event: RequestArrived, now_ns: int) -> RequestArrived:
+        return event
+
     def run(self, requests: int) -> None:
         draw = self.random
         for name in self.capacity:
@@ -183,7 +186,7 @@ class Trial:
             cost = draw.choice([None, None, None, 0.1])
             deadline_ns = now_ns + draw.choice([5, 20, 60, 500, DAY_MS]) * MS
             event = RequestArrived(request, pipeline, draw.randint(1, 3), deadline_ns, key, max_cost=cost)
-            arrivals.append((now_ns, event))
+            arrivals.append((now_ns, self._sent(event, now_ns)))
             if draw.random() < 0.05:
                 self.simulator.at(now_ns + draw.randint(0, 20) * MS, RequestCancelled(request))
         lost = draw.sample(list(self.capacity), 2)
