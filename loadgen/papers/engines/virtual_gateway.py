@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
+from sluice.batcher.drivers.simulated_machine import Service
 from sluice.batcher.drivers.simulated_nodes import SimulatedNode
-from sluice.batcher.drivers.simulator import Service, Simulator
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -128,17 +130,6 @@ class _Record:
                     self.loads[decision.model] += 1
 
 
-class _FailingSimulator(Simulator):
-    """A simulator in which batches that `fails` names are lost at their ends, as if with their workers."""
-
-    fails: Callable[[int], bool] | None = None
-
-    def _handle(self, event: AnyEvent) -> None:
-        if self.fails is not None and isinstance(event, BatchCompleted) and self.fails(event.batch):
-            event = BatchFailed(event.batch, FailureCause.WORKER_LOST, "the invocation failed")
-        super()._handle(event)
-
-
 class VirtualGateway:
     """One run of a scheduler with the product's own planner.
 
@@ -162,7 +153,7 @@ class VirtualGateway:
         fails: Callable[[int], bool] | None = None,
     ) -> None:
         self._record = _Record(observe)
-        self.simulator = _FailingSimulator(
+        self.simulator = Simulator(
             Scheduler(spec, LivePlanner()),
             service or TabledService(tables),
             self._record.observe,
@@ -170,9 +161,9 @@ class VirtualGateway:
             tables=tables,
             load_ns=load_ns,
             nodes=nodes,
+            report=None if fails is None else partial(_failing, fails),
             measures=measures,
         )
-        self.simulator.fails = fails
         for partition in spec.partitions:
             held = tables[partition.name]
             if holding is not None:
@@ -185,3 +176,10 @@ class VirtualGateway:
         record = self._record
         assert not record.open, "each request has an outcome"
         return PlayedTraffic(tuple(record.ended), dict(record.loads))
+
+
+def _failing(fails: Callable[[int], bool], time_ns: int, event: AnyEvent) -> AnyEvent:
+    """Report that a batch which is to fail was lost, as if with its worker."""
+    if isinstance(event, BatchCompleted) and fails(event.batch):
+        return BatchFailed(event.batch, FailureCause.WORKER_LOST, "the invocation failed")
+    return event
