@@ -95,7 +95,7 @@ class Dispatcher:
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
         self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
-        self._stragglers = Stragglers(fleet)
+        self._stragglers = Stragglers(fleet, spec.limits.straggler_factor)
         self.competition = Competition(fleet, self.instances)
         self._evict = evict
         self._resume = resume
@@ -135,12 +135,25 @@ class Dispatcher:
             queue = self.sequences.enter(entry, model, now_ns)
             requeue(entry, queue.key)
         elif model.config.instances is not None:
-            queue = self.instances.enter(entry, model, queue)
+            queue = self.instances.enter(entry, model, queue, now_ns)
             requeue(entry, queue.key)
-        self._push(entry, queue, model, now_ns)
+        if request.arrival.not_before_ns > now_ns and self.instances.is_ahead(queue):
+            if queue.push(entry, now_ns):
+                self.instances.offer(queue, model, now_ns)
+        else:
+            self._push(entry, queue, model, now_ns)
         if request.pipeline.evicts:
             self.timeouts.plan(entry, now_ns)
         return entry
+
+    def begin(self, entry: Entry, now_ns: int) -> None:
+        """Have an entry that was sent ahead of its time wait as if it had come now; raises as `enqueue`."""
+        ahead, model = self._queues.get(entry.queue_key), self.models[entry.queue_key[0]]
+        ahead.discard(entry)
+        self._queues.forget_if_empty(ahead)
+        queue = self.instances.join(entry, self._queues.get(base_key(ahead.key)))
+        requeue(entry, queue.key)
+        self._push(entry, queue, model, now_ns)
 
     def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:
         if model.by_deadline:
@@ -204,7 +217,8 @@ class Dispatcher:
         """Remove a waiting entry."""
         queue = self._queues.get(entry.queue_key)
         queue.discard(entry)
-        self.models[queue.model].outstanding -= entry.rows
+        if not (entry.request.arrival.not_before_ns and self.instances.is_ahead(queue)):
+            self.models[queue.model].outstanding -= entry.rows
         self._queues.forget_if_empty(queue)
         self.mark_changed(queue.key)
         self.instances.changed(self._formed_ns)

@@ -195,7 +195,7 @@ def _paced_findings(measured_ns: int, seeds: range) -> list[ExperimentFinding]:
 
 
 def most_gain_of_delay() -> float:
-    """How many times the rows a second of the partition's time a delay can give at most, at whatever rate.
+    """The most by which a delay can multiply the rows a second of the partition's time, at whatever rate.
 
     That is where single requests just take all the time. At lower rates fewer rows come within the delay; at higher
     ones rows gather without it, too, while a batch runs.

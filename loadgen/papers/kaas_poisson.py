@@ -210,7 +210,7 @@ def _sweeps(
 
 
 def _one_gpu(load: float) -> str:
-    """What a model asks for that has the fewer GPUs of two models."""
+    """The GPUs that a model asks for which has the fewer ones of two models."""
     asked = load / 2 * LOAD_GPUS
     return f"one of two models has {LOAD_GPUS // 2} of {LOAD_GPUS} GPUs to itself, and asks for {asked:.2g} at {load:g}"
 

@@ -101,7 +101,7 @@ def text_of(run: PoolRun) -> str:
 
 
 def _other_times() -> str:
-    """How the times that give the printed traces differ from the stated ones."""
+    """The differences of the times that give the printed traces from the stated ones."""
     (resnet, bert), (stated_resnet, stated_bert) = SOLVED, STATED
     return (
         f"in the print a run of {RESNET} takes {resnet.run:g} steps, not {stated_resnet.run:g}, and load and run of "

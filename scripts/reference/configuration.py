@@ -335,6 +335,8 @@ SECTIONS = (
             "prewarm": "When models of later stages are loaded: `jit`, `speculative` or `off`.",
             "path": "How the most likely path through a pipeline is found: `product` or `greedy`.",
             "min_probability": "Stages with a lower probability are not prewarmed.",
+            "on_miss": "What is prewarmed for a request that leaves the most likely path: the models of the most "
+            "likely path from there (`replan`), or nothing more (`stop`).",
             "packing": "The [policy](../operate/residency.md#packing) that says which models may share a partition: "
             "`exclusive`, `best_fit`, `first_fit_decreasing`, `cbp`, `pp` or `peak_safe`, or a mapping with such a "
             "`name` and its parameters.",
@@ -349,6 +351,8 @@ SECTIONS = (
             "memory_mb": "Tensors of all open requests, in MiB; requests beyond it are refused. Half of it is kept for "
             "the pipelines and models in equal parts, so that none of them can take everything.",
             "hand_off_us": "Least time of a batch on its way to a worker and back, in microseconds.",
+            "straggler_factor": "A batch runs elsewhere as well once it takes this many times its median, a number "
+            "above 1; without one by the [default rule](../operate/faults.md#batches-that-take-too-long).",
             "input_arena_mb": "Shared memory for inputs of batches, in MiB. Half of it receives large requests.",
             "output_arena_mb": "Shared memory for the outputs of each worker, in MiB.",
         },
@@ -739,8 +743,8 @@ metadata report this."""
 _REMOTE = """A mapping in place of the list has partitions of this machine and of others, whose workers are servers of
 their own (`sluice worker`). See [remote partitions](../operate/remote.md)."""
 
-_POLICY = """`--policy` replaces the whole policy of the
-file; the other options change only their key."""
+_POLICY = """A policy is written as its name, such as `policy: aimd`, or with its keys. `--policy` replaces the
+whole policy of the file; the other options change only their key."""
 
 _OBJECTIVES = """With the objective `latency`, a request never waits while a partition is idle, except for a tenth
 of its own time. With `cost`, a batch that is not worthwhile yet starts as late as deadlines safely allow, so that
