@@ -1,4 +1,4 @@
-"""What a simulation is told about its machine: the times of the gateway around the workers, and those of batches."""
+"""The machine of a simulation: the times of the gateway around the workers, and those of batches."""
 
 from typing import Protocol
 

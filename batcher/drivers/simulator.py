@@ -63,8 +63,8 @@ class Simulator:
     batch's way to its worker, or back, is longer (or shorter) than `host` says. Partitions on `nodes` are reached over
     the links of these. With `measures`, the links are measured at time 0. A slot of a scaled class has a worker with
     the models of `tables` when `start_ns` has passed since it was ordered, or since the one before was lost. `report`
-    is called with the time and each planned event that is due, and tells what is reported in its place: that a batch
-    or a load has failed. What a lost worker had is lost with it.
+    is called with the time and each planned event that is due, and returns what is reported in its place, such as the
+    failure of a batch or of a load. The batches of a lost worker fail.
     """
 
     def __init__(
