@@ -10,9 +10,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
-from itertools import repeat
 from pathlib import Path
 from statistics import mean, median
 from urllib.parse import urlsplit
@@ -26,6 +25,7 @@ from sluice.loadgen.papers.engines.live_server import live_server
 from sluice.models.backends import onnxruntime, timed
 from sluice.models.backends.base import Backend
 from sluice.models.errors import ServingError
+from sluice.models.units import NS_PER_S
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 """A device that does not exist."""
@@ -113,10 +113,11 @@ def emulated_shares(folder: Path, percents: Sequence[int], batch_s: float) -> It
 def time_jobs(url: str, folder: Path, jobs: int, batches: int, rounds: int) -> SharedTimes:
     """Equal jobs at the same time on the emulated shares; without the server a batch is a sleep in this process."""
     bare, row = timed.load(str(timed_file(folder)), 1), np.ones((1, 1), np.float32)
-    with ThreadPoolExecutor(jobs) as clients:
+    with ThreadPoolExecutor(jobs) as clients, ExitStack() as stack:
+        connections = [stack.enter_context(closing(V2Connection(url, as_json=False))) for _ in range(jobs)]
 
         def shared_s() -> float:
-            return mean(clients.map(_ask_s, repeat(url, jobs), repeat(row, jobs), repeat(batches, jobs)))
+            return mean(clients.map(lambda each: _ask_s(each, row, batches), connections))
 
         return _in_turns(rounds, lambda: _run_s(bare, row, batches), shared_s)
 
@@ -126,11 +127,11 @@ def resize(url: str, partition: str, size: Mapping[str, object]) -> ServerAnswer
     return _post(url, f"/v2/sluice/partitions/{partition}/resize", size)
 
 
-def share_cores(folder: Path, cores: Sequence[int], batches: int, rounds: int) -> CoreTimes:
-    """A network on one core, in a worker that is pinned to it and in this process, which may run on all `cores`.
+def share_cores(folder: Path, cores: Sequence[int], batches: int, loads: int) -> CoreTimes:
+    """Batches of one image on one core, in a worker that is pinned to it and in this process, in turns.
 
-    Then, in turns, a second function of the model is loaded where that worker has the model, and a second worker, on
-    the next core, loads the model; not so on a machine with one core.
+    This process may run on all `cores`. Then, in turns, a second function of the model is loaded where that worker has
+    the model, and a second worker, on the next core, loads the model; not so on a machine with one core.
     """
     file = folder / "repository" / _MODEL / "1" / "model.onnx"
     save_classifier(file, 0, CHANNELS)
@@ -140,20 +141,19 @@ def share_cores(folder: Path, cores: Sequence[int], batches: int, rounds: int) -
     bare = onnxruntime.load(str(file), 1)
     config = {"control": "explicit", "load_models": [_MODEL], "partitions": [{"name": "cpu0", "cores": [cores[0]]}]}
     in_worker_s: list[float] = []
-    with live_server(folder, config) as url:
+    with live_server(folder, config) as url, closing(V2Connection(url, as_json=False)) as connection:
 
         def shared_s() -> float:
-            before_s, before = _computed(url)
-            took_s = _ask_s(url, images, batches)
-            after_s, after = _computed(url)
-            in_worker_s.append((after_s - before_s) / (after - before))
+            before_s = _computed_s(url)
+            took_s = _ask_s(connection, images, 1)
+            in_worker_s.append(_computed_s(url) - before_s)
             return took_s
 
-        times = _in_turns(rounds, lambda: _run_s(bare, images, batches), shared_s)
-        in_worker = SharedTimes(times.bare_s, tuple(in_worker_s[-rounds:]))
-        turns = range(rounds if len(cores) > 1 else 0)
-        loads = [(_load_s(url), _move_s(url, cores[(number + 1) % len(cores)])) for number in turns]
-    return CoreTimes(in_worker, times, tuple(same for same, _ in loads), tuple(other for _, other in loads))
+        times = _in_turns(batches, lambda: _run_s(bare, images, 1), shared_s)
+        in_worker = SharedTimes(times.bare_s, tuple(in_worker_s[-batches:]))
+        turns = range(loads if len(cores) > 1 else 0)
+        loaded = [(_load_s(url), _move_s(url, cores[(number + 1) % len(cores)])) for number in turns]
+    return CoreTimes(in_worker, times, tuple(same for same, _ in loaded), tuple(other for _, other in loaded))
 
 
 def _in_turns(rounds: int, bare: Callable[[], float], shared: Callable[[], float]) -> SharedTimes:
@@ -171,19 +171,18 @@ def _run_s(backend: Backend, rows: Tensor, batches: int) -> float:
     return (time.monotonic() - began_s) / batches
 
 
-def _ask_s(url: str, rows: Tensor, batches: int) -> float:
-    with closing(V2Connection(url, as_json=False)) as connection:
-        began_s = time.monotonic()
-        for _ in range(batches):
-            connection.ask(_MODEL, rows)
-        return (time.monotonic() - began_s) / batches
+def _ask_s(connection: V2Connection, rows: Tensor, batches: int) -> float:
+    began_s = time.monotonic()
+    for _ in range(batches):
+        connection.ask(_MODEL, rows)
+    return (time.monotonic() - began_s) / batches
 
 
-def _computed(url: str) -> tuple[float, int]:
-    """The time in seconds for which the model has run in workers, and its runs."""
+def _computed_s(url: str) -> float:
+    """The time for which the model has run in workers."""
     answer = _send(url, "GET", f"/v2/models/{_MODEL}/stats")
-    stats = json.loads(answer.body)["model_stats"][0]["inference_stats"]["compute_infer"]
-    return stats["ns"] / 1e9, stats["count"]
+    statistics = json.loads(answer.body)["model_stats"][0]["inference_stats"]
+    return float(statistics["compute_infer"]["ns"]) / NS_PER_S
 
 
 def _load_s(url: str) -> float:
