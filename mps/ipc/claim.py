@@ -1,7 +1,7 @@
 """Claims: who has a batch that waits behind another one, the worker that begins it or the gateway that takes it back.
 
 A worker that runs a batch reads no messages, so it cannot give another one back. The claim of a batch is an eventfd
-that both hold: whoever reads it first has the batch, and the kernel lets one of them only.
+that both hold: the one that reads it first has the batch, and the kernel lets one of them only.
 """
 
 import os
