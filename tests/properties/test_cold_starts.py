@@ -2,8 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
     PartitionConfig,
     PipelineConfig,
@@ -58,7 +57,6 @@ from sluice.mps.packing.policies import POLICIES
 from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
-    FaultySimulator,
     S,
     cascade,
     chain,
@@ -109,21 +107,6 @@ RESIDENCIES = st.builds(
 )
 
 
-class FailingLoads(FaultySimulator):
-    """A simulator in which a tenth of the loads fails; `weigh` gives the measured memory of a model."""
-
-    def __init__(self, weigh: Callable[[str], ModelMemory], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._weigh = weigh
-
-    def at(self, time_ns: int, event: AnyEvent) -> None:
-        if isinstance(event, ModelLoaded) and time_ns % 10 == 0:
-            event = ModelLoadFailed(event.partition, event.model, "it is broken")
-        elif isinstance(event, ModelLoaded):
-            event = ModelLoaded(event.partition, event.model, event.table, self._weigh(event.model))
-        super().at(time_ns, event)
-
-
 class Trial:
     """A seeded run on three partitions: a tenth of the loads fails, two partitions are lost, and one of them returns.
 
@@ -146,15 +129,23 @@ class Trial:
         self.journal: list[bytes] = []
         self._writer = JournalWriter(self.journal.append, spec)
         self._steps = 0
-        self.simulator = FailingLoads(
-            lambda key: ModelMemory(self.found[key] * UNIT),
+        self.simulator = Simulator(
             self.scheduler,
             self,
             self._observe,
             build_plan=build_plan,
             tables=dict.fromkeys(self.capacity, self.tables),
             load_ns=lambda order: self.random.randint(2 * MS, 30 * MS),
+            report=self._report,
         )
+
+    def _report(self, time_ns: int, event: AnyEvent) -> AnyEvent:
+        """Let a tenth of the loads fail, and report what the models of the others take."""
+        if not isinstance(event, ModelLoaded):
+            return event
+        if time_ns % 10 == 0:
+            return ModelLoadFailed(event.partition, event.model, "it is broken")
+        return ModelLoaded(event.partition, event.model, event.table, ModelMemory(self.found[event.model] * UNIT))
 
     def _spec(self, residency: ResidencyConfig, known: bool) -> SchedulerSpec:
         models = [self._model(key, known) for key in KEYS]
