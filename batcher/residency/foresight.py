@@ -29,7 +29,8 @@ class Foresight:
     one of four ways: it is one of the `hits` if the model was there when rows came to the stage, `late` if they waited
     for the load, `missed` if none of the requests that it was for reaches the stage, and `lost` if it failed or the
     model went before. `idle_ns` is for how long these models lay there before rows came, or before it was known that
-    none would; in the latter case `release` is called.
+    none would; in the latter case `release` is called. `waited_ns` is for how long the first rows waited for those that
+    were late.
     """
 
     def __init__(self, release: Callable[[ModelState], None]) -> None:
@@ -40,10 +41,11 @@ class Foresight:
         self._times_ns: dict[ModelState, dict[tuple[int, int], int]] = {}  # by (request, stage), when to order the load
         self._planned: dict[ModelState, int] = {}
         self._prepared: dict[ModelState, int | None] = {}  # since when it is there; None while it is being loaded
+        self._late: dict[ModelState, int] = {}  # being loaded, and since when rows wait
         self._unwanted: dict[ModelState, None] = {}  # missed before they were there
         self._passed: dict[tuple[PipelineState, ModelState], int] = {}
         self.hits = self.late = self.missed = self.lost = 0
-        self.idle_ns = 0
+        self.idle_ns = self.waited_ns = 0
 
     @property
     def next_ns(self) -> int | None:
@@ -112,6 +114,7 @@ class Foresight:
         """Record that a load has ended; True if no request is expected to need it any more."""
         if model in self._prepared:
             self._prepared[model] = now_ns
+        self.waited_ns += now_ns - self._late.pop(model, now_ns)
         if model not in self._unwanted:
             return False
         del self._unwanted[model]
@@ -120,6 +123,7 @@ class Foresight:
     def dropped(self, model: ModelState, now_ns: int) -> None:
         """Record that a load failed, or that a model goes."""
         self._unwanted.pop(model, None)
+        self.waited_ns += now_ns - self._late.pop(model, now_ns)
         if model in self._prepared:
             self.idle_ns += self._idle_ns(model, now_ns)
             del self._prepared[model]
@@ -128,7 +132,7 @@ class Foresight:
     def reached(self, request: Request, stage: StageState, now_ns: int) -> None:
         """Record that rows have come to a stage of a followed request."""
         followed, index = self.followed[request.identity], stage.index
-        model = request.models[index] if request.models else stage.model
+        model = request.model_of(stage)
         if model is None or followed.expected.get(index) is not model:
             self._miss(request.identity, followed, index, now_ns)
         else:
@@ -136,16 +140,19 @@ class Foresight:
             if model in self._prepared:
                 self.idle_ns += self._idle_ns(model, now_ns)
                 ready_ns = self._prepared.pop(model)
-                self.late += ready_ns is None
-                self.hits += ready_ns is not None and model.served
-                self.lost += ready_ns is not None and not model.served
+                if ready_ns is None:
+                    self.late += 1
+                    self._late[model] = now_ns
+                else:
+                    self.hits += model.served
+                    self.lost += not model.served
         self._decided(request, stage, followed, index not in followed.foreseen)
 
     def skipped(self, request: Request, stage: StageState, now_ns: int) -> None:
         """Record that no rows come to a stage of a followed request."""
-        followed, model, pipeline = self.followed[request.identity], stage.model, request.pipeline
+        followed, model, pipeline = self.followed[request.identity], request.model_of(stage), request.pipeline
         self._miss(request.identity, followed, stage.index, now_ns)
-        if model is not None and sum([each.model is model for each in pipeline.stages]) == 1:
+        if model is not None and sum([request.model_of(each) is model for each in pipeline.stages]) == 1:
             followed.passed.append((pipeline, model))
             self._passed[pipeline, model] = self.passed_by(pipeline, model) + 1
         self._decided(request, stage, followed, stage.index in followed.foreseen)

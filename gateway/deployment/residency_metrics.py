@@ -117,6 +117,11 @@ class ResidencyMetrics(MetricsSource):
             "Time for which models loaded for later stages lay idle until rows came, or it was known that none would.",
             value=foresight.idle_ns / NS_PER_S,
         )
+        yield CounterMetricFamily(
+            "sluice_model_prewarm_wait_seconds",
+            "Time for which rows waited for models that were loaded for later stages too late.",
+            value=foresight.waited_ns / NS_PER_S,
+        )
 
     def _choices(self) -> Iterator[Metric]:
         """The choices of instance policies; nothing before the first request of a model that has one."""

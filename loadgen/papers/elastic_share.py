@@ -11,7 +11,7 @@ import msgspec
 
 from sluice.loadgen.papers.engines.gpu_use import GpuPower
 from sluice.loadgen.papers.engines.shared_device import BurstJob, ShareCap, SharingResult, run_jobs
-from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, Plot, gated
 
 PUBLISHED_CHANGE = {"0.1": -0.80, "0.9": 0.15}
 """Change of each workflow's completion time, from hard to elastic shares."""
@@ -116,7 +116,21 @@ def run(effort: Effort) -> ExperimentReport:
             f"({energy_j[ShareCap.HARD]:.0f} J, {energy_j[ShareCap.ELASTIC]:.0f} J)",
         ),
     )
-    return ExperimentReport(findings, (table(runs),))
+    plot = Plot(
+        "times",
+        "Times of two jobs of one second of the whole GPU, by the kind of their shares",
+        "share of the job",
+        "seconds",
+        tuple(
+            (
+                cap.value,
+                tuple((float(place), steady.results[cap].end_s[job]) for place, job in enumerate(PUBLISHED_CHANGE)),
+            )
+            for cap in ShareCap
+        ),
+        groups=tuple(PUBLISHED_CHANGE),
+    )
+    return ExperimentReport(findings, (table(runs),), (plot,))
 
 
 EXPERIMENT = PaperExperiment(

@@ -118,13 +118,13 @@ def measure(url: str, images: Path, passes: int, below: float, as_json: bool) ->
 
 
 def passes(server: V2Connection, images: Tensor, count: int, below: float) -> list[PassTimes]:
-    """Ask for each image both ways, in turns the one and the other first, in `count` passes after one that warms up."""
+    """Ask for each image both ways, in turns the one and the other first, `count` times, after a request of each."""
     chaining = ChainingClient(server, below)
     chains: Mapping[str, Callable[[Tensor], Tensor]] = {ENSEMBLE: chaining.ensemble, CASCADE: chaining.cascade}
     found = []
     for number in range(count + 1):
         times = PassTimes({ENSEMBLE: [], CASCADE: []}, {ENSEMBLE: [], CASCADE: []}, {ENSEMBLE: 0, CASCADE: 0})
-        for index in range(len(images)):
+        for index in range(len(images) if number else 1):
             image = images[index : index + 1]
             for pipeline, chain in chains.items():
                 answers = []

@@ -44,7 +44,7 @@ def save_preparation(path: Path) -> None:
     ]
     image = helper.make_tensor_value_info("x", TensorProto.UINT8, ["rows", SIDE, SIDE, 3])
     planes = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 3, SIDE, SIDE])
-    _save(path, nodes, image, planes, {"scale": scale, "offset": offset})
+    save_graph(path, nodes, image, planes, {"scale": scale, "offset": offset})
 
 
 def save_classifier(path: Path, seed: int, channels: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ def save_classifier(path: Path, seed: int, channels: Sequence[int]) -> None:
     ]
     planes = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 3, SIDE, SIDE])
     shares = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", CLASSES])
-    _save(path, nodes, planes, shares, weights)
+    save_graph(path, nodes, planes, shares, weights)
 
 
 def answers(path: Path, rows: npt.NDArray[np.generic]) -> Floats:
@@ -83,13 +83,14 @@ def answers(path: Path, rows: npt.NDArray[np.generic]) -> Floats:
     return np.concatenate([np.asarray(backend.run({"x": rows[i : i + 1]})["y"], np.float32) for i in range(len(rows))])
 
 
-def _save(
+def save_graph(
     path: Path,
     nodes: Sequence[onnx.NodeProto],
     takes: onnx.ValueInfoProto,
     gives: onnx.ValueInfoProto,
     weights: dict[str, Floats],
 ) -> None:
+    """Save a model of one input and one output, named after the folder of its versions."""
     tensors = [numpy_helper.from_array(each, name) for name, each in weights.items()]
     graph = helper.make_graph(nodes, path.parent.parent.name, [takes], [gives], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

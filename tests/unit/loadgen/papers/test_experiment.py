@@ -20,7 +20,7 @@ from sluice.loadgen.papers.side_by_side import play_side_by_side
 
 MISSED = {"dag-admission", "esg"}
 """Experiments that miss a gate today."""
-MEASURED = {"pipelines"}
+MEASURED = {"pipelines", "knix"}
 """Experiments that time a real server; `tests/system/test_paper.py` runs them, and does not judge their times."""
 
 ANSWERS = """
@@ -64,15 +64,16 @@ def test_a_file_in_the_folder_is_an_experiment_whose_gates_are_judged(
     assert printed[4].startswith("  verdict: met (")
     assert "| answer | 41 | 42 | 42 | met |" in page.read_text()
     assert "| 42 |\n" in page.read_text(), "the table behind the findings"
+    assert "\nloadgen paper run answers --seeds 1 --out FILE\n" in page.read_text()
     (experiment,) = json.loads(document.read_text())["experiments"]
     assert (experiment["name"], experiment["verdict"]) == ("answers", "met")
 
 
 def test_plots_are_written_as_files_of_their_own(tmp_path: Path) -> None:
-    arguments = ["answers", "knix", "--procs", "1", "--seeds", "1", "--plot", str(tmp_path)]
+    arguments = ["answers", "shares", "--procs", "1", "--seeds", "1", "--plot", str(tmp_path)]
     assert main(["paper", "run", *arguments]) == 0
     names = {file.name for file in tmp_path.glob("*.svg")}
-    assert names == {"answers-by-time.svg", "knix-time-by-jobs.svg"}
+    assert names == {"answers-by-time.svg", "shares-times.svg"}
     drawn = ElementTree.parse(tmp_path / "answers-by-time.svg").getroot()
     texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Answers <right>", "years", "answers", "ours"} <= set(texts)
@@ -110,7 +111,7 @@ def test_experiments_side_by_side_print_and_write_what_they_do_one_by_one(
     pages, printed = [], []
     for procs in ("1", "2"):
         page = tmp_path / f"{procs}.md"
-        assert main(["paper", "run", "xanadu", "knix", "--quick", "--procs", procs, "--out", str(page)]) == 0
+        assert main(["paper", "run", "xanadu", "shares", "--quick", "--procs", procs, "--out", str(page)]) == 0
         printed.append([line for line in capsys.readouterr().out.splitlines() if "verdict:" not in line])
         pages.append(page.read_bytes())
     assert printed[0] == printed[1]
@@ -135,10 +136,10 @@ def test_an_experiment_that_measures_the_machine_runs_by_itself() -> None:
 
 
 def test_an_interrupt_ends_the_processes_of_experiments() -> None:
-    chosen = [each for each in find_experiments() if each.name in ("clockwork", "knix")]
+    chosen = [each for each in find_experiments() if each.name in ("clockwork", "shares")]
     playing = play_side_by_side(chosen, Effort(), 2)
     _, first = next(playing)
-    assert first.experiment.name == "knix", "the other one takes minutes"
+    assert first.experiment.name == "shares", "the other one takes minutes"
     processes = multiprocessing.active_children()
     assert processes
     playing.close()
@@ -154,12 +155,25 @@ def test_an_interrupt_ends_the_processes_of_experiments() -> None:
         (["answers", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
         (["answers", "--procs", "0"], "--procs: expected 1 to 64, got 0"),
         (["answers", "--plot", "/no/such/folder"], "--plot: expected a folder that exists, got /no/such/folder"),
-        (["answers", "--out", "/no/such/folder/page.md"], "--out: expected a file in a folder that exists"),
+        (["answers", "--plot", ""], "--plot: expected a folder that exists, got nothing"),
+        (["answers", "--json", "a", "--out", "./a"], "--out: expected another file than that of --json, got ./a"),
+        (["all", "nothing"], "got 'nothing'"),
+        (["kaas-trace"], "got 'kaas-trace'; did you mean 'kaas-traces'?"),
     ],
 )
 def test_what_cannot_be_run_is_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "run", *arguments]) == 1
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--out"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["paper", "run", "kaas-traces", option, str(tmp_path)])
+    assert left.value.code == 1
+    assert f"{tmp_path}: cannot be written: it is a folder; expected a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [each.name for each in find_experiments() if each.name not in MISSED | MEASURED])

@@ -46,7 +46,7 @@ def test_both_ways_go_first_in_turns_and_every_request_of_a_chain_counts() -> No
     assert [each.requests for each in found] == [{"ensemble": 9, "cascade": 8}] * 2
     assert all(len(times) == 3 for each in found for times in (*each.whole.values(), *each.chained.values()))
     assert models.asked[:4] == ["prep", "first", "second", "ensemble"]
-    assert models.asked[7:11] == ["ensemble", "prep", "first", "second"], "the other way first for the next image"
+    assert models.asked[7:11] == ["ensemble", "prep", "first", "second"], "the other way goes first next"
 
 
 def test_a_pipeline_that_answers_otherwise_than_its_steps_ends_the_measurement() -> None:
