@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, StageConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, RevokeBatch, Settlement
 from sluice.batcher.interface.events import (
@@ -23,7 +24,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling.builders import MS, FaultySimulator, model, spec_of
+from tests.support.scheduling.builders import MS, model, spec_of
 
 KINDS = {"cpu0": "cpu", "cpu1": "cpu", "gpu0": "gpu"}
 TABLES = {
@@ -50,7 +51,7 @@ class Straggling:
         self.scheduler = Scheduler(spec, LivePlanner())
         self.journal: list[bytes] = []
         self._writer = JournalWriter(self.journal.append, spec)
-        self.simulator = FaultySimulator(self.scheduler, self, self._observe)
+        self.simulator = Simulator(self.scheduler, self, self._observe)
         for name, kind in KINDS.items():
             self.simulator.at(0, PartitionReady(name, dict(TABLES[kind])))
         self._rate = rate
