@@ -115,7 +115,7 @@ class PartitionChooser:
         What is open and as cheap is not kept for what is planned there, which may run elsewhere as well: waits for
         partitions of one kind while others are idle would cost more time than they give. An entry that no open
         partition runs in time waits for a quicker one, and those behind it that have more time go before it. What is
-        late in any case takes the cheapest partition, so that it is in nobody's way.
+        late in any case takes the cheapest partition, so that no other one has to wait for it.
         """
         groups, hand_off_ns = model.groups, self._hand_off_ns
         open_to = [number for number, host in enumerate(hosts) if host is not None]
