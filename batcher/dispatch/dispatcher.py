@@ -10,6 +10,7 @@ from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.closing import Closing, wrong_choice
 from sluice.batcher.dispatch.competition import Competition
 from sluice.batcher.dispatch.copies import mark_copied
+from sluice.batcher.dispatch.in_turn import Turn, in_turn
 from sluice.batcher.dispatch.plan_rules import Hold, PlanRules
 from sluice.batcher.dispatch.stragglers import Stragglers
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
@@ -60,7 +61,7 @@ HOST_CHECK_NS = NS_PER_MS
 """A queue whose partition is busy for longer than predicted is looked at again after this time, or once it is idle."""
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are made again after this many of its batches."""
-RETRY, COMPETE = ReleaseReason.RETRY, ReleaseReason.COMPETE  # members of enums are found slowly
+RETRY, COMPETE, IDLE = ReleaseReason.RETRY, ReleaseReason.COMPETE, ReleaseReason.IDLE  # members of enums are found slowly
 
 
 class Dispatcher:
@@ -564,6 +565,16 @@ class Dispatcher:
                 entries = queue.take(ruled.rows)
                 self._offer_rest(queue, now_ns)
                 return ruled.partition, queue, entries, ruled.reason
+        if (here.linked or head.is_linked) and model.by_deadline and queue.host is None:
+            turn = in_turn(queue, self._queues, model, here, now_ns)
+            if isinstance(turn, Turn):
+                queue.remove(turn.entries)
+                self._offer_rest(queue, now_ns)
+                return turn.partition, queue, turn.entries, IDLE
+            if turn is not None:
+                run_queue.defer(queue, turn)
+                run_queue.wait_for_idle(queue, 0)
+                return None
         host = here if queue.host is not None else self._host_of(head, model, here, now_ns)
         estimate = model.estimates[host.kind]
         choice = self._closing.choose(queue, model, host, now_ns)
@@ -728,10 +739,11 @@ class Dispatcher:
         self.batches[identity] = batch
         for entry in entries:
             entry.batch = batch
-        self.places.started(partition, queue, entries, now_ns)
         # An idle partition starts now, even if it is throttled and `free_at_ns` is when it would be within its share.
         starts_ns = partition.start_ns(now_ns) if partition.batches else now_ns
-        partition.free_at_ns = starts_ns + expected_ns
+        free_ns = starts_ns + expected_ns
+        self.places.started(partition, queue, entries, now_ns, free_ns, free_ns + way_ns)
+        partition.free_at_ns = free_ns
         partition.batches.append(batch)
         if reason is RETRY or reason is COMPETE:
             if any(entry.copies is not None for entry in entries):

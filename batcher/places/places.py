@@ -18,7 +18,7 @@ from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.member_table import first_free
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.places import planned_batches
+from sluice.batcher.places import planned_batches, timeline
 from sluice.batcher.places.costs import affordable_groups, cheapest_groups
 from sluice.batcher.places.locality import Locality
 from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
@@ -75,10 +75,11 @@ DEMANDS = 1024
 class Offer:
     """The places of a request by stage, its planned end, and how long that is from now (0 if it can start at once).
 
-    `models` are the variants by stage that it has its places for; empty where they are those of the stages.
+    `models` are the variants by stage that it has its places for; empty where they are those of the stages. If it
+    `is_linked`, the batches of its places are linked as its stages are.
     """
 
-    __slots__ = ("done_ns", "models", "places", "waits_ns")
+    __slots__ = ("done_ns", "is_linked", "models", "places", "waits_ns")
 
     def __init__(
         self,
@@ -86,11 +87,14 @@ class Offer:
         done_ns: int,
         waits_ns: int,
         models: Sequence[ModelState | None] = (),
+        *,
+        is_linked: bool = False,
     ) -> None:
         self.places = places
         self.done_ns = done_ns
         self.waits_ns = waits_ns
         self.models = models
+        self.is_linked = is_linked
 
 
 NO_PLACES = Offer([], 0, 0)
@@ -282,7 +286,7 @@ class Places:
         grown = batch.rows + rows
         planned = partition.planned
         is_usual = partition.ready and partition.slowdown == 1.0 and not batch.variance
-        if planned[-1] is not batch or grown > batch.full_rows or not is_usual:
+        if planned[-1] is not batch or grown > batch.full_rows or not is_usual or partition.linked:
             return None
         most = batch.room if batch.room > grown else grown
         expected_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(most))
@@ -396,7 +400,7 @@ class Places:
             self._open[opened.batch.queue_key] = opened.batch
             if not opened.batch.queue_key[1]:
                 opened.batch.model.open_batch = opened.batch
-        return Offer(search.places, search.done_ns, search.waits_ns)
+        return Offer(search.places, search.done_ns, search.waits_ns, is_linked=search.is_linked)
 
     def _search_unless_refused(
         self,
@@ -460,7 +464,7 @@ class Places:
                 return Postponed(group, wait_ns)
             if self._shares.contended(group):
                 for opened, share in search.new_batches(group):
-                    if opened.merges:
+                    if opened.merges or opened.partition.linked:
                         continue
                     keep_room(opened, ROOM * come * share / pipeline.reach[stage.index], kept_ns, now_ns)
         return None
@@ -511,6 +515,7 @@ class Places:
         """Record the places of an admitted request."""
         places = request.places = offer.places
         request.models = offer.models
+        request.is_linked = offer.is_linked
         if request.arrival.min_accuracy and not request.models:
             request.models = self.variants.most_accurate(request.pipeline)
         request.waits_ns = offer.waits_ns
@@ -562,6 +567,8 @@ class Places:
         """Give the place of a stage back, if it has one."""
         places = request.places
         if places and (place := places[stage]) is not None:
+            if request.is_linked:
+                _unlink(request, stage, place[0])
             places[stage] = None
             self._leave(request, *place)
 
@@ -578,13 +585,24 @@ class Places:
             if batch.model.open_batch is batch:
                 batch.model.open_batch = None
 
-    def started(self, partition: PartitionState, queue: Queue, entries: Sequence[Entry], now_ns: int) -> None:
+    def started(
+        self,
+        partition: PartitionState,
+        queue: Queue,
+        entries: Sequence[Entry],
+        now_ns: int,
+        free_ns: int,
+        back_ns: int,
+    ) -> None:
         """Record that a partition runs entries, whose places may have been in other batches than its next one.
 
         Then others that have their places in that one get theirs, which are early enough: entries start in the order of
-        their deadlines.
+        their deadlines. The partition is free again at `free_ns`, and the entries have run at `back_ns`.
         """
         self._changes += 1
+        if partition.linked or any([entry.is_linked for entry in entries]):
+            self._started_linked(partition, entries, now_ns, free_ns, back_ns)
+            return
         planned = run_together(partition, queue.key, now_ns)
         if planned:
             _exchange(planned, queue, entries)
@@ -618,6 +636,28 @@ class Places:
         if len(planned) > 1 and planned[-1].members:
             planned_batches.merge(planned[-1])
 
+    def _started_linked(
+        self, partition: PartitionState, entries: Sequence[Entry], now_ns: int, free_ns: int, back_ns: int
+    ) -> None:
+        """As `started`, where planned batches wait for others: who starts leaves its place, and gets no other."""
+        changed = {partition: None}
+        for entry in entries:
+            request = entry.request
+            if not request.places or (place := request.places[entry.stage]) is None:
+                continue
+            batch, rows = place
+            if request.is_linked:
+                for later in _unlink(request, entry.stage, batch):
+                    planned_batches.feed(later, back_ns)
+                    if back_ns > batch.end_ns:
+                        changed[later.partition] = None
+            request.places[entry.stage] = None
+            request.placed -= 1
+            if not request.placed:
+                self._discount(request)
+            self._depart(batch, rows, 1)
+        timeline.update(changed, now_ns, timeline.Start(partition, free_ns, (), back_ns))
+
     def _discount(self, request: Request) -> None:
         """Count the rows of a request no more among those that have places."""
         request.pipeline.planned_rows -= request.rows
@@ -629,13 +669,15 @@ class Places:
         if not batch.members:
             self._forget(batch)
 
-    def settle_rows(self, request: Request, stage: int, rows: int) -> None:
+    def settle_rows(self, request: Request, stage: int, rows: int, now_ns: int) -> None:
         """Replace the expected rows of a stage by the known ones."""
         if request.places and (place := request.places[stage]) is not None:
             self._changes += 1
             batch, expected = place
             planned_batches.change_rows(batch, rows - expected)
             request.places[stage] = (batch, rows)
+            if batch.partition.linked:
+                timeline.update((batch.partition,), now_ns)
 
     def affordable_rows(self, partition: PartitionState, queue: Queue, rows: int, from_ns: int, now_ns: int) -> int:
         """The rows of a batch, at most `rows`, that makes nothing late that is planned behind it.
@@ -711,6 +753,18 @@ class Places:
         """Measure what is planned for a partition again, whose kind has changed."""
         for batch in partition.planned:
             planned_batches.measure(batch)
+
+
+def _unlink(request: Request, stage: int, batch: PlannedBatch) -> list[PlannedBatch]:
+    """Unlink the batch of a stage that leaves it from those of other stages; returns the ones that waited for it."""
+    places = request.places
+    later = [place[0] for index in request.pipeline.feeds[stage] if (place := places[index]) is not None]
+    for each in later:
+        planned_batches.link(batch, each, -1)
+    for index in request.pipeline.fed_by[stage]:
+        if (place := places[index]) is not None:
+            planned_batches.link(place[0], batch, -1)
+    return later
 
 
 def _in_time_a_late(pipeline: PipelineState) -> int:

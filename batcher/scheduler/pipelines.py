@@ -37,6 +37,8 @@ Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
 
 _MIB = 1 << 20
 
+MOST_LINKS = 256
+"""The most pairs of stages, one of which waits for the other, of a pipeline whose planned batches are kept in step."""
 TAIL_SHARE = 0.3
 """The share of batches that may end later than their places allow, in parts of what the percentile of a pipeline does.
 
@@ -240,6 +242,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
     ]
     partial = tuple([stage for stage in stages if stage.config.partial])
     has_sequences = any(stage.model is not None and stage.model.config.sequences is not None for stage in stages)
+    feeds = _feeds(stages)
     return PipelineState(
         number,
         config,
@@ -249,12 +252,40 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         roots=[stage for stage in stages if not stage.waits_for],
         is_keyed=any(stage.is_keyed for stage in stages),
         single=len(stages) == 1 and not stages[0].config.uses_cache,
+        feeds=feeds,
+        fed_by=[tuple([source for source, later in enumerate(feeds) if index in later]) for index in range(len(feeds))],
         has_parallel_stages=_has_parallel_stages(stages),
         has_sequences=has_sequences,
         partial=partial,
         evicts=config.late is Late.EVICT and not has_sequences and not partial,
         caution=NormalDist().inv_cdf(1 - TAIL_SHARE * (1 - config.percentile / 100)) / DEVIATIONS,
     )
+
+
+def _feeds(stages: Sequence[StageState]) -> list[tuple[int, ...]]:
+    """By model stage, the later model stages that wait for its end; empty where batches do not run as planned.
+
+    These are those of models in another order than that of deadlines, or with an instance policy, and pipelines with
+    more than `MOST_LINKS` pairs.
+    """
+    models = [stage.model for stage in stages if stage.model is not None]
+    if not all(model.by_deadline and model.config.instances is None for model in models):
+        return []
+    sources: list[set[int]] = []
+    feeds: list[list[int]] = [[] for _ in stages]
+    links = 0
+    for stage in stages:
+        own: set[int] = set()
+        for source in stage.waits_for:
+            own |= sources[source] if stages[source].model is None else {source}
+        links += len(own)
+        if links > MOST_LINKS:
+            return []
+        sources.append(own)
+        if stage.model is not None:
+            for source in own:
+                feeds[source].append(stage.index)
+    return [tuple(later) for later in feeds]
 
 
 def _has_parallel_stages(stages: Sequence[StageState]) -> bool:

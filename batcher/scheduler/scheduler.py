@@ -375,7 +375,7 @@ class Scheduler:
             decisions.append(CombineOutputs(member, missing))
         else:
             if stage.config.when is not None:
-                self._places.settle_rows(request, stage.index, run.rows)
+                self._places.settle_rows(request, stage.index, run.rows, now_ns)
             self._enter(request, stage, run, now_ns, decisions)
 
     def _enter(
