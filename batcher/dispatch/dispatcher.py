@@ -127,6 +127,9 @@ class Dispatcher:
             host = place[0].partition
             queue = self._queues.bound(queue.key, host.kind, host.price)
         stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
+        if place is not None and place[0].links is not None:
+            # Predictions may have changed since then, but with its place it is in time.
+            stage_deadline_ns = max(stage_deadline_ns, place[0].latest_ns + place[0].partition.hand_off_ns)
         sequence = self._next_sequence = self._next_sequence + 1
         rows, row_index = request.rows, None
         if run is not None:
