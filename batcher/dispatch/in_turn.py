@@ -4,7 +4,6 @@ On such a partition the batch that is planned first runs as soon as all its rows
 another one runs before it if nothing is made late by that (`sluice.batcher.places.timeline`).
 """
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -45,9 +44,12 @@ def in_turn(
         host = batch.partition if batch.partition.group is here.group and _is_open(batch.partition, now_ns) else here
         if _may_start(batch, entries, model, host, now_ns):
             return Turn(host, entries)
-    first = next(iter(waiting))
-    until_ns = [at_ns for at_ns in _turns_ns(queues, here, first, now_ns) if at_ns > now_ns]
-    return min(until_ns) if until_ns else None
+    batch, entries = next(iter(waiting.items()))
+    until_ns = [_turn_ns(batch, now_ns, is_complete=len(entries) == batch.members)]
+    if here.planned and here.planned[0] is not batch:
+        first = here.planned[0]
+        until_ns.append(_turn_ns(first, now_ns, is_complete=_is_complete(first, queues)))
+    return min([at_ns for at_ns in until_ns if at_ns > now_ns], default=None)
 
 
 def _by_batch(queue: Queue) -> dict[PlannedBatch, list[Entry]]:
@@ -74,12 +76,9 @@ def _may_start(
     return moved_ends((), now_ns, start) is not None
 
 
-def _turns_ns(queues: QueueTable, here: PartitionState, batch: PlannedBatch, now_ns: int) -> Iterator[int]:
-    """When it is the turn of what is planned first, and of a batch that is not complete."""
-    yield batch.begin_ns
-    if here.planned:
-        first = here.planned[0]
-        yield first.begin_ns if first.begin_ns > now_ns or not _is_complete(first, queues) else first.end_ns
+def _turn_ns(batch: PlannedBatch, now_ns: int, *, is_complete: bool) -> int:
+    """When it is the turn of a batch, or when that is over if it is now, and all its rows are there."""
+    return batch.end_ns if is_complete and batch.begin_ns <= now_ns else batch.begin_ns
 
 
 def _is_complete(batch: PlannedBatch, queues: QueueTable) -> bool:
