@@ -17,6 +17,7 @@ import msgspec
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.member_table import first_free
 from sluice.batcher.fleet.partition_group import planned_until_ns
+from sluice.batcher.interface.config import PipelineConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches, timeline
 from sluice.batcher.places.costs import affordable_groups, cheapest_groups
@@ -44,6 +45,8 @@ from sluice.models.units import NS_PER_MS
 
 LATE_STEP = 0.02
 """A batch that is answered late raises the share of their time that places of its pipeline keep by this much."""
+LEAST_LATE = 0.001
+"""The share of late requests that margins are kept for where none is to be late."""
 LATE_PART = 0.5
 """The feedback settles where this part of the late answers is used that the percentile of a pipeline allows."""
 MOST_OWED = 50
@@ -209,7 +212,7 @@ class Places:
             if now_ns >= shares.renew_ns:
                 self._changes += 1
             share_ns = shares.start_ns(event, pipeline, now_ns)
-        if pipeline.single and share_ns == now_ns and event.max_cost is None and not event.min_accuracy:
+        if pipeline.single and not pipeline.feeds and share_ns == now_ns and event.max_cost is None and not event.min_accuracy:
             quick = self._join_last(event, pipeline, now_ns, kept_ns)
             if quick is None:
                 quick = self._open_idle(event, pipeline, now_ns, kept_ns)
@@ -769,7 +772,12 @@ def _unlink(request: Request, stage: int, batch: PlannedBatch) -> list[PlannedBa
 
 def _in_time_a_late(pipeline: PipelineState) -> int:
     """The number of requests in time for each late one, where the feedback settles."""
-    return round(1 / (LATE_PART * (1 - pipeline.config.percentile / 100))) - 1
+    return round(1 / (LATE_PART * late_share(pipeline.config))) - 1
+
+
+def late_share(config: PipelineConfig) -> float:
+    """The share of the admitted requests that may be late; where none may be, that for which margins are kept."""
+    return 1 - config.percentile / 100 or LEAST_LATE
 
 
 def _vacated(batch: PlannedBatch, partition: PartitionState) -> PartitionState | None:

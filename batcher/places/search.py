@@ -309,14 +309,15 @@ class Search:
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
             if self.is_linked:
-                self._link(stage, step.batch, end_ns)
+                self._link(stage, step.batch, end_ns, 0 if coming is None else ready_ns)
             self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
         if not self._pipeline.single:
             self._chain()
         self._keep_in_step()
 
-    def _link(self, stage: StageState, batch: PlannedBatch, end_ns: int) -> None:
-        """Let a batch wait for those of the stages before."""
+    def _link(self, stage: StageState, batch: PlannedBatch, end_ns: int, loaded_ns: int) -> None:
+        """Let a batch wait for those of the stages before, and until its model is there."""
+        planned_batches.feed(batch, loaded_ns)
         for source in self._pipeline.fed_by[stage.index]:
             place = self.places[source]
             if place is not None:

@@ -23,6 +23,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.planner_config import Replan
 from sluice.batcher.interface.residency_config import Loading
+from sluice.batcher.places.places import late_share
 from sluice.batcher.places.planned_batches import DEVIATIONS
 from sluice.batcher.residency.placement import NewPlacement, find_room, model_needs
 from sluice.batcher.scheduler.memory_shares import MemoryShares
@@ -242,7 +243,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
     ]
     partial = tuple([stage for stage in stages if stage.config.partial])
     has_sequences = any(stage.model is not None and stage.model.config.sequences is not None for stage in stages)
-    feeds = _feeds(stages)
+    feeds = _feeds(stages) if config.percentile == 100 else []
     return PipelineState(
         number,
         config,
@@ -258,7 +259,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         has_sequences=has_sequences,
         partial=partial,
         evicts=config.late is Late.EVICT and not has_sequences and not partial,
-        caution=NormalDist().inv_cdf(1 - TAIL_SHARE * (1 - config.percentile / 100)) / DEVIATIONS,
+        caution=NormalDist().inv_cdf(1 - TAIL_SHARE * late_share(config)) / DEVIATIONS,
     )
 
 

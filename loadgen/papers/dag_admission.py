@@ -122,7 +122,9 @@ def play_sluice(requests: Sequence[DagRequest]) -> list[DagAnswer]:
         tuple(ScheduledModel(model, SIZES[-1], DeadlineSettings()) for model in CPU_MS),
         tuple(
             PipelineConfig(
-                name, tuple(StageConfig(str(index), each.model, each.sources) for index, each in enumerate(dag))
+                name,
+                tuple(StageConfig(str(index), each.model, each.sources) for index, each in enumerate(dag)),
+                percentile=100,
             )
             for name, dag in DAGS.items()
         ),
