@@ -26,6 +26,7 @@ from sluice.batcher.places.planned_batches import (
 )
 from sluice.batcher.places.shares import FairShares, cost_ns
 from sluice.batcher.places.timeline import end_of_joined_ns, moved_ends, plan, spot_of_new, update
+from sluice.batcher.places.timeline import ready_ns as timeline_ready_ns
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
 from sluice.batcher.state import (
@@ -292,6 +293,7 @@ class Search:
                 alone = follows and self._is_opened(stage)
             else:
                 follows, alone = False, opens
+            alone = alone or (opens and self.is_linked)
             end_ns = 0 if alone else self._join_open(stage, model, groups, key, rows, ready_ns)
             if end_ns:
                 joined = True
@@ -422,6 +424,8 @@ class Search:
         took_ns = batch_ns(batch, kept) + batch.gap_ns
         added_ns = took_ns - batch.length_ns
         if batch.partition.linked:
+            if self._is_behind(stage, batch) or self._waits_longer(batch, ready_ns):
+                return 0
             end_ns = end_of_joined_ns(batch, added_ns, ready_ns, self._now_ns)
         else:
             end_ns = end_of_grown_ns(batch, added_ns, self._now_ns)
@@ -451,6 +455,16 @@ class Search:
             end_ns = planned_until_ns(batch.partition, self._now_ns) + took_ns
             raise TooLateError(end_ns + batch.partition.hand_off_ns + stage.remaining_path_ns)
         return 0
+
+    def _is_behind(self, stage: StageState, batch: PlannedBatch) -> bool:
+        """True if what a stage waits for is planned behind a batch on its partition."""
+        before = [place[0] for source in stage.waits_for if (place := self.places[source]) is not None]
+        order = (batch.order_ns, batch.serial)
+        return any([each.partition is batch.partition and (each.order_ns, each.serial) > order for each in before])
+
+    def _waits_longer(self, batch: PlannedBatch, ready_at_ns: int) -> bool:
+        """True if a batch whose rows are there in time would have to wait for others."""
+        return ready_at_ns > batch.begin_ns > timeline_ready_ns(batch)
 
     def _open_new(
         self,
