@@ -379,7 +379,7 @@ class Places:
                 search.undo()
         else:
             return Refusal(max(late.done_ns, event.deadline_ns + 1), pipeline.critical_path_ns if late.stays else 0)
-        is_warm = search.opened and not coming  # a load is not put off, since later requests need it, too
+        is_warm = search.opened and not coming and not search.is_linked  # a load is not put off, since later requests need it, too
         if is_warm and not models and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
             search.undo()
             elsewhere = [
