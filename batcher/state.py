@@ -382,8 +382,8 @@ class PipelineState:
     roots: list[StageState]  # stages that wait for none
     is_keyed: bool  # some stage is
     single: bool  # its only stage runs a model and does not use the response cache
-    feeds: list[tuple[int, ...]]  # by model stage, the later ones that wait for its end, with combiners between at most
-    fed_by: list[tuple[int, ...]]  # the same from the later stage's side
+    feeds: list[tuple[int, ...]]  # by stage, the later model stages that wait for its end; empty unless it is strict
+    fed_by: list[tuple[int, ...]]  # by stage, the model stages for whose ends it waits; empty unless it is strict
     has_parallel_stages: bool  # two model stages may be there at the same time
     has_sequences: bool  # a stage runs a model with sequences
     partial: tuple[StageState, ...]  # its combiners that join what is there on time
@@ -554,12 +554,6 @@ class Entry:
         """Its place in a planned batch."""
         places = self.request.places
         return places[self.stage] if places else None
-
-    @property
-    def is_linked(self) -> bool:
-        """True if it has its place in a batch that other planned batches wait for, or that waits for others."""
-        place = self.place
-        return place is not None and place[0].links is not None
 
     @property
     def planned_rows(self) -> int:

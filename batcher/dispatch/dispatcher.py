@@ -61,7 +61,8 @@ HOST_CHECK_NS = NS_PER_MS
 """A queue whose partition is busy for longer than predicted is looked at again after this time, or once it is idle."""
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are made again after this many of its batches."""
-RETRY, COMPETE, IDLE = ReleaseReason.RETRY, ReleaseReason.COMPETE, ReleaseReason.IDLE  # members of enums are found slowly
+# Members of enums are found slowly.
+RETRY, COMPETE, IDLE = ReleaseReason.RETRY, ReleaseReason.COMPETE, ReleaseReason.IDLE
 
 
 class Dispatcher:
@@ -127,7 +128,7 @@ class Dispatcher:
             host = place[0].partition
             queue = self._queues.bound(queue.key, host.kind, host.price)
         stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
-        if place is not None and place[0].links is not None:
+        if place is not None and request.is_linked:
             # Predictions may have changed since then, but with its place it is in time.
             stage_deadline_ns = max(stage_deadline_ns, place[0].latest_ns + place[0].partition.hand_off_ns)
         sequence = self._next_sequence = self._next_sequence + 1
@@ -568,16 +569,10 @@ class Dispatcher:
                 entries = queue.take(ruled.rows)
                 self._offer_rest(queue, now_ns)
                 return ruled.partition, queue, entries, ruled.reason
-        if (here.linked or head.is_linked) and model.by_deadline and queue.host is None:
+        if (here.linked or head.request.is_linked) and model.by_deadline and queue.host is None:
             turn = in_turn(queue, self._queues, model, here, now_ns)
-            if isinstance(turn, Turn):
-                queue.remove(turn.entries)
-                self._offer_rest(queue, now_ns)
-                return turn.partition, queue, turn.entries, IDLE
             if turn is not None:
-                run_queue.defer(queue, turn)
-                run_queue.wait_for_idle(queue, 0)
-                return None
+                return self._by_plan(run_queue, queue, turn, now_ns)
         host = here if queue.host is not None else self._host_of(head, model, here, now_ns)
         estimate = model.estimates[host.kind]
         choice = self._closing.choose(queue, model, host, now_ns)
@@ -603,6 +598,16 @@ class Dispatcher:
         entries = queue.take(most, from_ns)
         self._offer_rest(queue, now_ns)
         return host, queue, entries, choice.reason
+
+    def _by_plan(self, run_queue: RunQueue, queue: Queue, turn: Turn | int, now_ns: int) -> Chosen | None:
+        """Take the planned batch whose turn it is, or defer the queue until it is its turn."""
+        if isinstance(turn, Turn):
+            queue.remove(turn.entries)
+            self._offer_rest(queue, now_ns)
+            return turn.partition, queue, turn.entries, IDLE
+        run_queue.defer(queue, turn)
+        run_queue.wait_for_idle(queue, 0)
+        return None
 
     def _host_of(self, head: Entry, model: ModelState, here: PartitionState, now_ns: int) -> PartitionState:
         """The partition that an entry has its place on, if that is as free as its equal `here`.

@@ -62,9 +62,7 @@ def _by_batch(queue: Queue) -> dict[PlannedBatch, list[Entry]]:
     return found
 
 
-def _may_start(
-    batch: PlannedBatch, entries: list[Entry], model: ModelState, host: PartitionState, now_ns: int
-) -> bool:
+def _may_start(batch: PlannedBatch, entries: list[Entry], model: ModelState, host: PartitionState, now_ns: int) -> bool:
     """True if a batch may start on a partition before its turn."""
     rows = sum([entry.rows for entry in entries])
     estimate = model.estimates[host.kind]

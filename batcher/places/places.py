@@ -171,6 +171,7 @@ class Places:
         self._changes = 0  # how often places may have become earlier
         self._refused: dict[PipelineState, KnownRefusal] = {}
         self._openings: dict[tuple[StageState, tuple[int, ...], PartitionGroup], tuple[int, Opening]] = {}
+        self._linked = 0  # requests with places in linked batches
         self._removals = 0  # of groups, when `_openings` was last cleared of those
         self._unable: dict[int, PartitionState] = {}  # those that may have batches which they cannot run, by number
 
@@ -212,7 +213,8 @@ class Places:
             if now_ns >= shares.renew_ns:
                 self._changes += 1
             share_ns = shares.start_ns(event, pipeline, now_ns)
-        if pipeline.single and not pipeline.feeds and share_ns == now_ns and event.max_cost is None and not event.min_accuracy:
+        is_plain = event.max_cost is None and not event.min_accuracy and not pipeline.feeds
+        if pipeline.single and share_ns == now_ns and is_plain:
             quick = self._join_last(event, pipeline, now_ns, kept_ns)
             if quick is None:
                 quick = self._open_idle(event, pipeline, now_ns, kept_ns)
@@ -379,8 +381,10 @@ class Places:
                 search.undo()
         else:
             return Refusal(max(late.done_ns, event.deadline_ns + 1), pipeline.critical_path_ns if late.stays else 0)
-        is_warm = search.opened and not coming and not search.is_linked  # a load is not put off, since later requests need it, too
-        if is_warm and not models and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
+        # A load is not put off, since later requests need it, too. Nor is what is planned strictly: under overload,
+        # more of it is in time without prices.
+        may_wait = search.opened and not coming and not search.is_linked
+        if may_wait and not models and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
             search.undo()
             elsewhere = [
                 None if groups is None else [each for each in groups if each is not postponed.group]
@@ -525,6 +529,7 @@ class Places:
         pipeline = request.pipeline
         request.kept = pipeline.drift
         if places:
+            self._linked += offer.is_linked
             request.placed = 1 if len(places) == 1 else sum([place is not None for place in places])
             pipeline.planned_rows += request.rows
             if pipeline.clients and (client := self._shares.client(request.arrival, pipeline)) is not None:
@@ -603,7 +608,7 @@ class Places:
         their deadlines. The partition is free again at `free_ns`, and the entries have run at `back_ns`.
         """
         self._changes += 1
-        if partition.linked or any([entry.is_linked for entry in entries]):
+        if self._linked and (partition.linked or any(entry.request.is_linked for entry in entries)):
             self._started_linked(partition, entries, now_ns, free_ns, back_ns)
             return
         planned = run_together(partition, queue.key, now_ns)
@@ -664,6 +669,7 @@ class Places:
     def _discount(self, request: Request) -> None:
         """Count the rows of a request no more among those that have places."""
         request.pipeline.planned_rows -= request.rows
+        self._linked -= request.is_linked
         if request.client is not None:
             self._shares.planned(request.client, -request.rows)
 

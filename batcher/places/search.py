@@ -25,8 +25,7 @@ from sluice.batcher.places.planned_batches import (
     tail_ns,
 )
 from sluice.batcher.places.shares import FairShares, cost_ns
-from sluice.batcher.places.timeline import end_of_joined_ns, moved_ends, plan, spot_of_new, update
-from sluice.batcher.places.timeline import ready_ns as timeline_ready_ns
+from sluice.batcher.places.timeline import end_of_joined_ns, moved_ends, plan, rows_ready_ns, spot_of_new, update
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
 from sluice.batcher.state import (
@@ -164,10 +163,10 @@ class _New:
                 order_ns = self._order_on(partition)
             if self._is_linked or partition.linked:
                 may_overtake = overtaken is None and self._model.by_deadline
-                end_ns, order_ns = spot_of_new(
+                spot = spot_of_new(
                     partition, order_ns, ready_ns, alone_ns, now_ns, overtaken, may_overtake=may_overtake
                 )
-                return end_ns, order_ns, alone_ns, False
+                return *spot, alone_ns, False
             if self._full_ns:
                 order_ns, merges = _behind_earlier(partition, self._key, order_ns, self._deadline_ns)
         took_ns = added_ns = alone_ns
@@ -248,7 +247,7 @@ class Search:
         self._coming = coming
         self._steps: list[_Step] = []
         self._ends_ns: list[int] = []
-        self.is_linked = bool(pipeline.feeds) and not any([stage.rule is not None for stage in pipeline.stages])
+        self.is_linked = bool(pipeline.feeds) and not any(stage.rule is not None for stage in pipeline.stages)
         self._links: list[tuple[PlannedBatch, PlannedBatch]] = []
         self.places: list[Place | None] = []
         self.opened: list[Opened] = []
@@ -293,8 +292,9 @@ class Search:
                 alone = follows and self._is_opened(stage)
             else:
                 follows, alone = False, opens
-            alone = alone or (opens and self.is_linked)
-            end_ns = 0 if alone else self._join_open(stage, model, groups, key, rows, ready_ns)
+            end_ns = (
+                0 if alone or (opens and self.is_linked) else self._join_open(stage, model, groups, key, rows, ready_ns)
+            )
             if end_ns:
                 joined = True
             else:
@@ -310,15 +310,16 @@ class Search:
                 starts_now = end_ns - step.batch.length_ns <= self._now_ns
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
-            if self.is_linked:
-                self._link(stage, step.batch, end_ns, 0 if coming is None else ready_ns)
+            self._link(stage, step.batch, end_ns, 0 if coming is None else ready_ns)
             self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
         if not self._pipeline.single:
             self._chain()
         self._keep_in_step()
 
     def _link(self, stage: StageState, batch: PlannedBatch, end_ns: int, loaded_ns: int) -> None:
-        """Let a batch wait for those of the stages before, and until its model is there."""
+        """Let a batch wait for those of the stages before, and until its model is there, if it is planned strictly."""
+        if not self.is_linked:
+            return
         planned_batches.feed(batch, loaded_ns)
         for source in self._pipeline.fed_by[stage.index]:
             place = self.places[source]
@@ -413,8 +414,8 @@ class Search:
             batch = next((each for each in bound if each is not None), None)
         if batch is None or batch.partition.group not in groups or batch.level != self._level(model):
             return 0
-        if any(place is not None and place[0] is batch for place in map(self.places.__getitem__, stage.waits_for)):
-            return 0  # it cannot run with the stage that it waits for
+        if self._is_before(batch, stage, ready_ns):
+            return 0
         estimate = model.estimates[batch.partition.kind]
         grown = batch.rows + rows
         if grown > model.full_rows(estimate):
@@ -423,12 +424,12 @@ class Search:
         kept = max(grown, batch.room)
         took_ns = batch_ns(batch, kept) + batch.gap_ns
         added_ns = took_ns - batch.length_ns
-        if batch.partition.linked:
-            if self._is_behind(stage, batch) or self._waits_longer(batch, ready_ns):
-                return 0
-            end_ns = end_of_joined_ns(batch, added_ns, ready_ns, self._now_ns)
-        else:
-            end_ns = end_of_grown_ns(batch, added_ns, self._now_ns)
+        is_linked = batch.partition.linked > 0
+        end_ns = (
+            end_of_joined_ns(batch, added_ns, ready_ns, self._now_ns)
+            if is_linked
+            else end_of_grown_ns(batch, added_ns, self._now_ns)
+        )
         if end_ns is not None:
             if added_ns > model.quickest_ns:
                 gap_ns = self._row_gap_ns(key, stage, self._now_ns)
@@ -456,15 +457,22 @@ class Search:
             raise TooLateError(end_ns + batch.partition.hand_off_ns + stage.remaining_path_ns)
         return 0
 
-    def _is_behind(self, stage: StageState, batch: PlannedBatch) -> bool:
-        """True if what a stage waits for is planned behind a batch on its partition."""
-        before = [place[0] for source in stage.waits_for if (place := self.places[source]) is not None]
-        order = (batch.order_ns, batch.serial)
-        return any([each.partition is batch.partition and (each.order_ns, each.serial) > order for each in before])
+    def _is_before(self, batch: PlannedBatch, stage: StageState, ready_ns: int) -> bool:
+        """True if a batch cannot run with a stage that is ready at `ready_ns`.
 
-    def _waits_longer(self, batch: PlannedBatch, ready_at_ns: int) -> bool:
-        """True if a batch whose rows are there in time would have to wait for others."""
-        return ready_at_ns > batch.begin_ns > timeline_ready_ns(batch)
+        It has, or comes before, what the stage waits for. Or, on a partition with linked batches, its rows are there at
+        its turn, and would have to wait for the stage.
+        """
+        before = [place[0] for source in stage.waits_for if (place := self.places[source]) is not None]
+        if any(each is batch for each in before):
+            return True
+        partition = batch.partition
+        if not partition.linked:
+            return False
+        order = (batch.order_ns, batch.serial)
+        if any(each.partition is partition and (each.order_ns, each.serial) > order for each in before):
+            return True
+        return ready_ns > batch.begin_ns > rows_ready_ns(batch)
 
     def _open_new(
         self,

@@ -31,7 +31,7 @@ class Start(NamedTuple):
     back_ns: int
 
 
-def ready_ns(batch: PlannedBatch, ends_ns: Mapping[PlannedBatch, int] = NOTHING) -> int:
+def rows_ready_ns(batch: PlannedBatch, ends_ns: Mapping[PlannedBatch, int] = NOTHING) -> int:
     """When all has ended that a batch waits for; `ends_ns` are those that differ from the plan."""
     links = batch.links
     if links is None:
@@ -52,43 +52,53 @@ def moved_ends(
     A batch that was late already may be so, but no later. O(batches on the partitions that change, and on those that
     wait for these).
     """
-    ends_ns: dict[PlannedBatch, int] = {}
-    waiting = dict.fromkeys(changed)
+    moves = _Moves(changed, now_ns, is_late_allowed=is_late_allowed)
     whole: tuple[PlannedBatch, ...] = ()
     if start is not None:
         whole = start.whole
-        waiting[start.partition] = None
+        moves.waiting[start.partition] = None
         for batch in whole:
             end_ns = start.back_ns - return_ns(batch.partition, batch.model, batch.room)
-            if end_ns <= batch.end_ns:
-                continue
-            if not is_late_allowed and end_ns > batch.latest_ns > now_ns:
+            if end_ns > batch.end_ns and not moves.move(batch, end_ns):
                 return None
-            ends_ns[batch] = end_ns
-            if batch.links is not None:
-                waiting.update(dict.fromkeys(later.partition for later in batch.links.before))
-    moved = 0
-    while waiting:
-        partition = next(iter(waiting))
-        del waiting[partition]
+    while moves.waiting:
+        partition, _ = moves.waiting.popitem()
         at_ns = partition.start_ns(now_ns) if start is None or start.partition is not partition else start.free_ns
         for batch in partition.planned:
-            if batch in whole:
-                continue
-            at_ns = max(at_ns, ready_ns(batch, ends_ns)) + passed_ns(partition, batch.length_ns)
-            before_ns = ends_ns.get(batch, batch.end_ns)
-            if at_ns == before_ns:
-                continue
-            moved += 1
-            if not is_late_allowed and at_ns > batch.latest_ns > now_ns and at_ns > batch.end_ns:
-                return None
-            if moved > MOST_MOVED:
-                return ends_ns if is_late_allowed else None
-            ends_ns[batch] = at_ns
-            if at_ns > before_ns and batch.links is not None:
-                for later in batch.links.before:
-                    waiting[later.partition] = None
-    return ends_ns
+            if batch not in whole:
+                at_ns = max(at_ns, rows_ready_ns(batch, moves.ends_ns)) + passed_ns(partition, batch.length_ns)
+                if not moves.move(batch, at_ns):
+                    return moves.ends_ns if is_late_allowed else None
+    return moves.ends_ns
+
+
+class _Moves:
+    """The ends of batches that differ from the plan, and the partitions that are `waiting` to be looked at by that."""
+
+    __slots__ = ("_is_late_allowed", "_left", "_now_ns", "ends_ns", "waiting")
+
+    def __init__(self, changed: Iterable[PartitionState], now_ns: int, *, is_late_allowed: bool) -> None:
+        self.ends_ns: dict[PlannedBatch, int] = {}
+        self.waiting = dict.fromkeys(changed)
+        self._now_ns = now_ns
+        self._is_late_allowed = is_late_allowed
+        self._left = MOST_MOVED
+
+    def move(self, batch: PlannedBatch, end_ns: int) -> bool:
+        """Move the end of a batch; False if it is late by that, or if too many have moved."""
+        before_ns = self.ends_ns.get(batch, batch.end_ns)
+        if end_ns == before_ns:
+            return True
+        self._left -= 1
+        if not self._left:
+            return False
+        if not self._is_late_allowed and end_ns > batch.latest_ns > self._now_ns and end_ns > batch.end_ns:
+            return False
+        self.ends_ns[batch] = end_ns
+        if end_ns > before_ns and batch.links is not None:
+            for later in batch.links.before:
+                self.waiting[later.partition] = None
+        return True
 
 
 def plan(ends_ns: Mapping[PlannedBatch, int]) -> None:
@@ -123,7 +133,7 @@ def spot_of_new(
     at_ns = partition.start_ns(now_ns)
     is_passed = False
     for index, batch in enumerate(planned):
-        begin_ns, end_ns = max(at_ns, ready_ns(batch)), max(at_ns, ready_at_ns) + took_ns
+        begin_ns, end_ns = max(at_ns, rows_ready_ns(batch)), max(at_ns, ready_at_ns) + took_ns
         if not is_passed and batch.order_ns > order_ns:
             if end_ns <= begin_ns or _fits(partition, index, end_ns, now_ns, overtaken):
                 return end_ns, order_ns
@@ -138,7 +148,7 @@ def spot_of_new(
 def _fits(partition: PartitionState, behind: int, at_ns: int, now_ns: int, overtaken: ModelState | None) -> bool:
     """True if no batch from the one at `behind` on is made late by a partition that is free for it at `at_ns`."""
     for batch in partition.planned[behind:]:
-        at_ns = max(at_ns, ready_ns(batch)) + passed_ns(partition, batch.length_ns)
+        at_ns = max(at_ns, rows_ready_ns(batch)) + passed_ns(partition, batch.length_ns)
         if at_ns > batch.latest_ns > now_ns and batch.model is not overtaken:
             return False
     return True
@@ -149,7 +159,7 @@ def end_of_joined_ns(batch: PlannedBatch, added_ns: int, ready_at_ns: int, now_n
     partition = batch.partition
     at_ns, end_ns = partition.start_ns(now_ns), None
     for each in partition.planned:
-        length_ns, from_ns = each.length_ns, ready_ns(each)
+        length_ns, from_ns = each.length_ns, rows_ready_ns(each)
         if each is batch:
             length_ns, from_ns = length_ns + added_ns, max(from_ns, ready_at_ns)
         at_ns = max(at_ns, from_ns) + passed_ns(partition, length_ns)
