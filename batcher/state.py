@@ -285,7 +285,7 @@ class ModelState:
     nearest_ns: int = 0  # ns; least time that a row is on its way to a partition and back
     pipelines: list[PipelineState] = field(default_factory=list)  # those with a stage that it may run
     open_batch: PlannedBatch | None = None  # the last planned one of its default queue, if it can be joined
-    outstanding: int = 0  # rows that are queued or running
+    outstanding: int = 0  # rows that are queued or running; none that were sent ahead of their time
     extra_rows: int = 0  # those of them that run only because their stage competes
     peak_rows: float = 0.0  # decayed maximum of the others: rows that may be expected together
     typical_rows: float = 1.0  # smoothed rows of a batch

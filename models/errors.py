@@ -57,6 +57,10 @@ class AlreadyExists(RequestError):
     """The request would create something that exists."""
 
 
+class CapacityTaken(RequestError):
+    """The request asks for more of a device than the others leave it."""
+
+
 class OverloadError(ServingError):
     """The request cannot be served in time or space.
 
@@ -117,7 +121,7 @@ class WorkerGone(PartitionError):
 
 
 class InfeasibleLayout(PartitionError):
-    """The wanted instances do not fit on a GPU together."""
+    """The wanted partitions do not fit on a device together."""
 
 
 class ControlFailed(PartitionError):

@@ -11,7 +11,8 @@ from heapq import heapify, heappop, heappush
 from sluice.batcher.dispatch.copies import copied, is_superseded, live_copies, mark_copied
 from sluice.batcher.estimates.recent_times import RecentTimes
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.fleet.member_table import first_free
+from sluice.batcher.fleet.member_table import first_free, is_idle
+from sluice.batcher.instances.pools import Instances
 from sluice.batcher.interface.config import CompeteConfig
 from sluice.batcher.places.costs import most_cost
 from sluice.batcher.state import Batch, Entry, ModelState, PartitionState
@@ -23,17 +24,19 @@ COMPACT = 64
 class Competition:
     """Says when the rows of a batch run again, and where.
 
-    A copy runs on an idle partition for which nothing is planned, at once, so that it takes no time from others. Where
-    too few partitions are idle, the batch has fewer copies; `unmade` counts those that are missing. A request with a
-    limited cost has copies only if all of them are within its limit even on the dearest partitions.
+    A copy runs on an idle partition for which nothing is planned and that `instances` have not chosen for a batch, at
+    once, so that it takes no time from others. Where too few partitions are idle, the batch has fewer copies; `unmade`
+    counts those that are missing. A request with a limited cost has copies only if all of them are within its limit
+    even on the dearest partitions.
 
     Times of batches are kept only for models whose stages ask for a percentile, by model key and kind of partition.
     """
 
-    __slots__ = ("_compact_above", "_due", "_fleet", "_times", "unmade")
+    __slots__ = ("_compact_above", "_due", "_fleet", "_instances", "_times", "unmade")
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, instances: Instances) -> None:
         self._fleet = fleet
+        self._instances = instances
         self._due: list[tuple[int, int, Batch, CompeteConfig]] = []
         self._compact_above = COMPACT
         self._times: dict[tuple[str, str], RecentTimes] = {}
@@ -115,13 +118,16 @@ class Competition:
             estimate = model.estimates[group.kind]
             if rows > estimate.max_rows or only not in (None, (group.kind, group.price)):
                 continue
-            host = first_free(group, now_ns, idle=True)
+            host = first_free(group, now_ns, self._has_nothing_to_do)
             if host is None:
                 continue
             done_ns = now_ns + host.hand_off_ns + host.way_ns(model, rows) + estimate.expected_ns(rows)
             if best is None or (done_ns, host.price, host.number) < best[:3]:
                 best = done_ns, host.price, host.number, host
         return None if best is None else (best[0], best[3])
+
+    def _has_nothing_to_do(self, partition: PartitionState, now_ns: int) -> bool:
+        return is_idle(partition, now_ns) and not self._instances.has_chosen(partition)
 
     def forget(self, model: str) -> None:
         """Forget a model that is gone."""

@@ -16,7 +16,7 @@ from sluice.batcher.dispatch.stragglers import Stragglers
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.fleet.member_table import first_free, note_change
+from sluice.batcher.fleet.member_table import first_free, is_idle, note_change
 from sluice.batcher.fleet.partition_group import first_available, first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
@@ -97,8 +97,8 @@ class Dispatcher:
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
         self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
-        self._stragglers = Stragglers(fleet)
-        self.competition = Competition(fleet)
+        self._stragglers = Stragglers(fleet, spec.limits.straggler_factor)
+        self.competition = Competition(fleet, self.instances)
         self._evict = evict
         self._resume = resume
         self._fail = fail
@@ -140,12 +140,25 @@ class Dispatcher:
             queue = self.sequences.enter(entry, model, now_ns)
             requeue(entry, queue.key)
         elif model.config.instances is not None:
-            queue = self.instances.enter(entry, model, queue)
+            queue = self.instances.enter(entry, model, queue, now_ns)
             requeue(entry, queue.key)
-        self._push(entry, queue, model, now_ns)
+        if request.arrival.not_before_ns > now_ns and self.instances.is_ahead(queue):
+            if queue.push(entry, now_ns):
+                self.instances.offer(queue, model, now_ns)
+        else:
+            self._push(entry, queue, model, now_ns)
         if request.pipeline.evicts:
             self.timeouts.plan(entry, now_ns)
         return entry
+
+    def begin(self, entry: Entry, now_ns: int) -> None:
+        """Have an entry that was sent ahead of its time wait as if it had come now; raises as `enqueue`."""
+        ahead, model = self._queues.get(entry.queue_key), self.models[entry.queue_key[0]]
+        ahead.discard(entry)
+        self._queues.forget_if_empty(ahead)
+        queue = self.instances.join(entry, self._queues.get(base_key(ahead.key)))
+        requeue(entry, queue.key)
+        self._push(entry, queue, model, now_ns)
 
     def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:
         if model.by_deadline:
@@ -209,7 +222,8 @@ class Dispatcher:
         """Remove a waiting entry."""
         queue = self._queues.get(entry.queue_key)
         queue.discard(entry)
-        self.models[queue.model].outstanding -= entry.rows
+        if not (entry.request.arrival.not_before_ns and self.instances.is_ahead(queue)):
+            self.models[queue.model].outstanding -= entry.rows
         self._queues.forget_if_empty(queue)
         self.mark_changed(queue.key)
         self.instances.changed(self._formed_ns)
@@ -620,7 +634,7 @@ class Dispatcher:
         if not host.planned or model.config.sequences is not None or (place is not None and place[0].partition is host):
             return host
         assert host.group is not None, "a partition that takes a batch has a group"
-        free = first_free(host.group, now_ns, idle=True)
+        free = first_free(host.group, now_ns, is_idle)
         if free is None:
             return host
         return free if free.node is None or head.follows else self.places.locality.nearest_free(model, free, now_ns)

@@ -32,12 +32,15 @@ class Stragglers:
     There is no timer for each batch: while batches run, partitions are looked at together at `next_ns`, all of them
     within `LEAST_NS`. While nothing runs, it is None. Then `is_idle` says that `watch` is to be called for the next
     batch that could run elsewhere; it is never so for a single partition.
+
+    With a `factor` a batch is overdue once it takes that many times its median, whatever its deadlines are.
     """
 
-    __slots__ = ("_fleet", "_parts", "_since_ns", "_turn", "is_idle", "next_ns")
+    __slots__ = ("_factor", "_fleet", "_parts", "_since_ns", "_turn", "is_idle", "next_ns")
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, factor: float) -> None:
         self._fleet = fleet
+        self._factor = factor
         self._since_ns = 0
         partitions = list(fleet.partitions.values())
         self._parts = [partitions[first : first + LOOKED_AT] for first in range(0, len(partitions), LOOKED_AT)]
@@ -113,6 +116,9 @@ class Stragglers:
         away_ns = 0 if partition.node is None else batch.way_ns + partition.hand_off_ns
         usual_ns = away_ns + (batch.expected_ns if estimate is None else estimate.service_ns(batch.rows))
         started_ns = max(batch.dispatched_ns, partition.idle_since_ns, self._since_ns)
+        if self._factor:
+            median_ns = away_ns + (batch.expected_ns if estimate is None else estimate.expected_ns(batch.rows))
+            return started_ns + max(int(self._factor * median_ns), LEAST_NS)
         soonest_ns = started_ns + max(OVERDUE * usual_ns, LEAST_NS)
         if now_ns < soonest_ns:
             return soonest_ns

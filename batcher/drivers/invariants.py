@@ -1,13 +1,17 @@
 """The invariants of the scheduler, asserted by tests after every step."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from sluice.batcher.dispatch.copies import is_superseded, live_copies
 from sluice.batcher.fleet.partition_group import first_idle
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.queues.queue import Queue
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state import IN_FLIGHT, Entry, MemberTable, ModelState, PartitionGroup
+from sluice.batcher.state import IN_FLIGHT, Entry, MemberTable, ModelState, PartitionGroup, PlannedBatch
 from sluice.models.units import INFINITE_NS
 
 
@@ -18,6 +22,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_batches(scheduler)
     _check_groups(scheduler)
     _check_places(scheduler)
+    _check_foresight(scheduler)
 
 
 def _check_requests(scheduler: Scheduler) -> None:
@@ -75,6 +80,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
+            if dispatcher.instances.is_ahead(queue):
+                continue
             outstanding += queue.rows + sum(entry.rows for entry in retried)
         running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue_key[0] == model.config.key)
         under_way = sum(batch.queue_key[0] == model.config.key for batch in dispatcher.batches.values())
@@ -188,14 +195,56 @@ def _check_places(scheduler: Scheduler) -> None:
         assert partition.planned_ns == sum(batch.length_ns for batch in partition.planned), (
             "planned times do not add up"
         )
+        linked = sum(batch.links is not None for batch in partition.planned)
+        assert partition.linked == linked, f"{partition.name} counts {partition.linked} linked batches, has {linked}"
         orders = [batch.order_ns for batch in partition.planned]
         assert orders == sorted(orders), "planned batches are out of order"
     for batch in planned:
         rows = [rows for each, rows in places if each is batch]
         assert batch.members == len(rows) > 0, f"a planned batch counts {batch.members} places, has {len(rows)}"
         assert abs(batch.rows - sum(rows)) < 1e-6, "the rows of a planned batch do not add up"
+    _check_links(scheduler, planned)
     for request in scheduler.requests.values():
         for entry in request.entries:
             assert entry.batch is None or not request.places or request.places[entry.stage] is None, (
                 "it runs and has a place"
             )
+
+
+def _check_links(scheduler: Scheduler, planned: Sequence[PlannedBatch]) -> None:
+    """Linked batches wait for each other as the stages of their requests do."""
+    expected = Counter(
+        (places[source][0], places[later][0])
+        for request in scheduler.requests.values()
+        if request.is_linked
+        for places in [request.places]
+        for source, others in enumerate(request.pipeline.feeds)
+        for later in others
+        if places[source] is not None and places[later] is not None
+    )
+    linked = [batch for batch in planned if batch.links is not None]
+    before = {(batch, later): count for batch in linked for later, count in batch.links.before.items()}
+    after = {(source, batch): count for batch in linked for source, count in batch.links.after.items()}
+    assert before == after == expected, "planned batches are linked otherwise than the stages of their requests"
+
+
+def _check_foresight(scheduler: Scheduler) -> None:
+    loader = scheduler.served.loader
+    if not isinstance(loader, OnDemandLoader):
+        return
+    foresight = loader.foresight
+    assert foresight.followed.keys() <= scheduler.requests.keys(), "a request is followed that has its outcome"
+    reads = [
+        (model, request, stage)
+        for requests in (foresight.followed, foresight._departed)
+        for request, followed in requests.items()
+        for stage, model in followed.expected.items()
+    ]
+    expected = [(model, *reader) for model, times_ns in foresight._times_ns.items() for reader in times_ns]
+    assert Counter(reads) == Counter(expected), "what requests are expected to need is mixed up"
+    unneeded = [*(foresight._planned.keys() - foresight._times_ns), *(foresight._prepared.keys() - foresight._times_ns)]
+    assert not unneeded, f"{unneeded[0].config.key} is prepared for no request"
+    ended = foresight.hits + foresight.late + foresight.missed + foresight.lost
+    assert ended + foresight.undecided == loader.prewarms, "a load that was ordered ahead has no end, or two"
+    passed = [each for followed in foresight.followed.values() for each in followed.passed]
+    assert foresight._passed == Counter(passed), "requests that need a model no more are miscounted"

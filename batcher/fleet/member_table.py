@@ -105,9 +105,11 @@ def soonest(
     return found
 
 
-def first_free(group: PartitionGroup, now_ns: int, *, idle: bool = False) -> PartitionState | None:
-    """Of the partitions that are free, or even `idle`, the one that joined first."""
-    suits = is_idle if idle else is_free
+def first_free(
+    group: PartitionGroup, now_ns: int, suits: Callable[[PartitionState, int], bool] | None = None
+) -> PartitionState | None:
+    """Of the partitions that are free, and suit at `now_ns`, the one that joined first."""
+    suits = suits or is_free
     if len(group.partitions) <= SMALL:
         for partition in group.partitions.values():
             if suits(partition, now_ns):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.instances.base import Contender, InstanceLoads, InstancePolicy, PoolView
@@ -16,6 +17,9 @@ from sluice.batcher.queues.ordered_entries import requeue
 from sluice.batcher.queues.queue import NO_WAITERS, Queue
 from sluice.batcher.queues.queue_table import base_key
 from sluice.batcher.state import Entry, ModelState, PartitionState, QueueKey
+
+COMPACT = 1024
+"""Least number of queues that wait for their time at which those whose requests were withdrawn are dropped."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +54,9 @@ class Instances:
     which closes it by the batch policy of the model. A partition that does not hold the model loads it first, and is
     given no other batch of a pool before that one.
 
+    Entries that were sent ahead of their time wait in queues of their own, one for each time, which compete only where
+    the rule looks ahead.
+
     `wake_ns` is when `assign` is due; None until something changes. `warm` and `cold` count the partitions that were
     chosen with and without a load.
     """
@@ -59,6 +66,9 @@ class Instances:
         self._pools: dict[InstanceConfig, _Pool] = {}
         self._chosen: dict[str, ChosenPartition] = {}
         self._open: dict[QueueKey, ChosenPartition] = {}
+        self._ahead: list[tuple[int, int, Queue]] = []  # heap by the time at which entries begin
+        self._begins: dict[Queue, int] = {}
+        self._compact_above = COMPACT
         self._turns: dict[str, int] = {}
         self._turn = 0
         self._assigned_ns = -1
@@ -81,23 +91,60 @@ class Instances:
         """The partitions whose batches have not started."""
         return self._chosen.values()
 
+    def has_chosen(self, partition: PartitionState) -> bool:
+        """True if a policy has chosen a partition for a batch that has not started."""
+        chosen = self._chosen.get(partition.name)
+        return chosen is not None and (bool(chosen.queue) or chosen.is_loading)
+
     def waiting(self) -> list[Queue]:
         """The queues that wait for a partition."""
         return [queue for pool in self._pools.values() for queue in pool.waiting]
 
     # -- entries
 
-    def enter(self, entry: Entry, model: ModelState, queue: Queue) -> Queue:
-        """The queue for a new entry: `queue`, or that of a partition whose batch of the same key has room for it."""
+    def enter(self, entry: Entry, model: ModelState, queue: Queue, now_ns: int) -> Queue:
+        """The queue for a new entry, whose key is that of `queue`."""
         self._pool(model).policy.entered(model, entry)
+        return self._enter_ahead(entry, queue) if _begin_ns(entry) > now_ns else self.join(entry, queue)
+
+    def join(self, entry: Entry, queue: Queue) -> Queue:
+        """The queue for an entry that may begin: `queue`, or that of a partition whose batch has room for it."""
         chosen = self._open.get(queue.key)
         if chosen is None or not chosen.queue or chosen.queue.rows + entry.rows > chosen.most:
             return queue
         return queue if queue else chosen.queue
 
+    def _enter_ahead(self, entry: Entry, queue: Queue) -> Queue:
+        begin_ns = _begin_ns(entry)
+        own = self._fleet.queues.of_begin(queue.key, begin_ns)
+        if own not in self._begins:
+            if len(self._ahead) > self._compact_above:
+                self._begins = {each: at_ns for each, at_ns in self._begins.items() if each}
+                self._ahead = [item for item in self._ahead if item[2] in self._begins]
+                heapify(self._ahead)
+                self._compact_above = max(COMPACT, 2 * len(self._ahead))
+            heappush(self._ahead, (begin_ns, entry.sequence, own))
+            self._begins[own] = begin_ns
+        return own
+
+    def due(self, now_ns: int) -> Iterator[Entry]:
+        """The entries that were sent ahead of their time and may begin now."""
+        while self._ahead and self._ahead[0][0] <= now_ns:
+            _, _, queue = heappop(self._ahead)
+            for entry in list(queue.entries()):
+                if entry.queued:  # else its request has ended with the one before
+                    yield entry
+            del self._begins[queue]
+
+    def is_ahead(self, queue: Queue) -> bool:
+        """True if the entries of a queue were sent ahead of their time, which has not come."""
+        return queue in self._begins
+
     def offer(self, queue: Queue, model: ModelState, now_ns: int) -> None:
         """Let a queue compete for partitions, since another entry is the first of it."""
-        self._pool(model).waiting[queue] = None
+        pool = self._pool(model)
+        if pool.config.lookahead or queue not in self._begins:
+            pool.waiting[queue] = None
         self.changed(now_ns)
 
     def changed(self, now_ns: int) -> None:
@@ -139,6 +186,8 @@ class Instances:
         if self.wake_ns is None or self.wake_ns > now_ns:
             return
         self.wake_ns = None
+        for chosen in [each for each in self._chosen.values() if not each.queue and not each.is_loading]:
+            self._drop(chosen.partition)  # its entries were all withdrawn
         for pool in self._pools.values():
             while contenders := self._contenders(pool, now_ns):
                 up = [each for each in self._fleet.partitions.values() if each.ready and not each.closed]
@@ -151,29 +200,36 @@ class Instances:
                     break
                 self._carry_out(assignment.contender, assignment.partition, view, loads, now_ns)
             self._wake_for(pool, now_ns)
+        if self._ahead and (self.wake_ns is None or self._ahead[0][0] < self.wake_ns):
+            self.wake_ns = self._ahead[0][0]
 
     def _contenders(self, pool: _Pool, now_ns: int) -> list[Contender]:
-        """The queues that compete, in the order in which their first entries came."""
+        """The queues that compete, in the order in which their first entries came, or begin.
+
+        Of those that wait for their time, the first one of each key competes.
+        """
         found: list[Contender] = []
+        ahead: dict[QueueKey, tuple[int, Queue]] = {}
         for queue in list(pool.waiting):
             if not queue:
                 del pool.waiting[queue]
                 continue
-            head = queue.retries[0][0] if queue.retries else queue.head()
-            begin_ns = _begin_ns(head)
-            is_due = begin_ns <= now_ns
-            if is_due or pool.config.lookahead:
-                model = self._fleet.models[queue.model]
-                found.append(Contender(queue, model, head, (begin_ns, head.sequence), is_due))
+            if (at_ns := self._begins.get(queue)) is not None:
+                first = ahead.get(key := base_key(queue.key))
+                if first is None or at_ns < first[0]:
+                    ahead[key] = at_ns, queue
+            else:
+                found.append(self._contender(queue, is_due=True))
+        found += [self._contender(queue, is_due=False) for _, queue in ahead.values()]
         return sorted(found, key=lambda each: each.order)
+
+    def _contender(self, queue: Queue, *, is_due: bool) -> Contender:
+        head = queue.retries[0][0] if queue.retries else queue.head()
+        return Contender(queue, self._fleet.models[queue.model], head, (_begin_ns(head), head.sequence), is_due)
 
     def _is_free(self, partition: PartitionState, now_ns: int) -> bool:
         """True if a partition may be given a batch, and is not chosen for one already."""
-        chosen = self._chosen.get(partition.name)
-        if chosen is not None and not chosen.queue and not chosen.is_loading:
-            self._drop(partition)  # its entries were all withdrawn
-            chosen = None
-        if chosen is not None or partition.group is None or partition.throttled or partition.overdue:
+        if partition.name in self._chosen or partition.group is None or partition.throttled or partition.overdue:
             return False
         return not partition.batches or partition.opening_ns <= now_ns
 
@@ -241,7 +297,7 @@ class Instances:
             del self._open[key]
 
     def _wake_for(self, pool: _Pool, now_ns: int) -> None:
-        """Assign again when the next partition may be given a batch, or the next entry may begin."""
+        """Assign again when the next partition may be given a batch."""
         if not pool.waiting:
             return
         times_ns = [
@@ -249,8 +305,6 @@ class Instances:
             for each in self._fleet.partitions.values()
             if each.batches and each.opening_ns > now_ns and each.name not in self._chosen
         ]
-        heads = (queue.head() for queue in pool.waiting if queue and not queue.retries)
-        times_ns += [begin_ns for head in heads if (begin_ns := _begin_ns(head)) > now_ns]
         if times_ns and (self.wake_ns is None or min(times_ns) < self.wake_ns):
             self.wake_ns = min(times_ns)
 

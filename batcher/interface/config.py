@@ -265,7 +265,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `hand_off_ns` is the time from a decision to the worker's start plus from its end to the event. It is added to
     every prediction, and the second batch of a worker is closed this long, or as long as hand-offs are seen to take,
-    before the first one's expected end.
+    before the first one's expected end. With a `straggler_factor` above 1, a batch runs elsewhere as well once it takes
+    that many times its median (0: once it takes far longer than nearly all do).
     """
 
     queue_requests: int = 4096
@@ -274,6 +275,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gather_fraction: float = 0.1
     gather_floor_ns: int = 20 * NS_PER_US
     probe_interval_ns: int = NS_PER_S
+    straggler_factor: float = 0.0
 
 
 class SchedulerSpec(msgspec.Struct, frozen=True):

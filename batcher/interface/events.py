@@ -50,7 +50,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     made it for a request that is under way, so that it is served while the server drains. `sequence` is its part in a
     sequence, which only models with sequences look at. Stages that several variants may run are run by one of an
     accuracy of `min_accuracy` or more (0: by the variant that the stage has). Where an instance policy chooses the
-    partitions of a model, a request that was sent ahead of its time begins at `not_before_ns` at the earliest.
+    partitions of a model, a request that was sent ahead of its time begins at `not_before_ns` at the earliest (0: it
+    was not).
     """
 
     request: int

@@ -47,13 +47,23 @@ class Likelihood(enum.StrEnum):
     """It takes the most likely branch each time, which may end in an unlikely path."""
 
 
+class OnMiss(enum.StrEnum):
+    """The rule for prewarming once a request has left the most likely path."""
+
+    REPLAN = "replan"
+    """The most likely path from there is found, and its models are prewarmed."""
+    STOP = "stop"
+    """Nothing more is prewarmed for the request: later stages are loaded when rows come to them."""
+
+
 class ResidencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rules by which models are loaded and evicted; they matter with `Loading.DEMAND` only, except `packing`.
 
     The policy of `packing` decides which partitions may hold a model beside others, within their memory (None: all).
     A model that was loaded stays until it has run a batch or `min_resident_ns` are over. A partition has at most
     `loads` orders to load at a time. `load_ns` is how long a load is taken to be that nothing is known of. Later stages
-    are prewarmed that lie on the most likely path and are reached with at least `min_probability`.
+    are prewarmed that lie on the most likely path and are reached with at least `min_probability`; `on_miss` says what
+    happens when a request takes another path.
     """
 
     loading: Loading = Loading.PLAN
@@ -65,6 +75,7 @@ class ResidencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: Likelihood = Likelihood.PRODUCT
     min_probability: float = 0.0
     packing: AnyPolicy | None = None
+    on_miss: OnMiss = OnMiss.REPLAN
 
 
 class Footprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

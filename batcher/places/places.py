@@ -744,6 +744,8 @@ class Places:
         for number in sorted(unable):
             if self._move_unable(unable[number], now_ns):
                 self._unable[number] = unable[number]
+        if self._linked:
+            timeline.update([each for each in self._fleet.partitions.values() if each.linked], now_ns)
 
     def _move_unable(self, partition: PartitionState, now_ns: int) -> bool:
         """Move the batches to others that a partition cannot run; True if there is no other one for some."""
@@ -759,7 +761,7 @@ class Places:
         return stay
 
     def resized(self, partition: PartitionState) -> None:
-        """Measure what is planned for a partition again, whose kind has changed."""
+        """Measure what is planned for a partition again, whose kind has changed; `sync` follows."""
         for batch in partition.planned:
             planned_batches.measure(batch)
 

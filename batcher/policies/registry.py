@@ -88,15 +88,22 @@ def _registered_for(config: PolicyConfig) -> RegisteredPolicy:
 
 
 def decode_policy(form: type, document: object) -> PolicySettings:
-    """The `dec_hook` of msgspec for the settings of policies in a configuration, and for their form in a journal."""
+    """The `dec_hook` of msgspec for the settings of policies in a configuration, and for their form in a journal.
+
+    A configuration may have the name alone.
+    """
     if form is AnyPolicySettings:
         forms = {policy.name: policy.settings for policy in batch_policies().values()}
     elif form is PolicyConfig:
         forms = {policy.name: policy.config for policy in batch_policies().values()}
     else:
         raise NotImplementedError(f"{form.__name__}: expected the settings of a batch policy")
+    if form is AnyPolicySettings and isinstance(document, str):
+        document = {"name": document}
     if not isinstance(document, dict):
-        raise ValueError(f"Expected `object`, got `{type(document).__name__}`")
+        raise ValueError(
+            f"Expected `str | object`, the name of a policy or its settings, got `{type(document).__name__}`"
+        )
     name = document.get("name", DEFAULT)
     if not isinstance(name, str) or name not in forms:
         raise ValueError(f"name: expected one of {', '.join(forms)}, got {name!r}{did_you_mean(str(name), forms)}")

@@ -18,7 +18,8 @@ class QueueTable:
 
     `default` has the queue of each model for the batch key "". A model whose inputs all share batches has no other,
     except those that are bound to partitions of a kind and price, whose batch keys end with that, and those of single
-    partitions: of sequences, and of models whose instances a policy chooses.
+    partitions: of sequences, and of models whose instances a policy chooses. Requests to the latter that were sent
+    ahead of their time have queues of their own until then.
     """
 
     __slots__ = ("_bound", "_bounds", "_chosen", "_hosts", "_new", "by_model", "default")
@@ -75,6 +76,10 @@ class QueueTable:
         self._hosts[host_key(host)] = host
         return self.get((model, batch_key + host_key(host)))
 
+    def of_begin(self, key: QueueKey, begin_ns: int) -> Queue:
+        """The queue of entries that were sent ahead of their time, and begin together."""
+        return self.get((key[0], f"{key[1]}{HOST}+{begin_ns}"))
+
     def has_sequences(self, host: PartitionState) -> bool:
         """True if a partition has had slots of sequences."""
         return host_key(host) in self._hosts
@@ -120,5 +125,5 @@ def host_key(host: PartitionState) -> str:
 
 
 def base_key(key: QueueKey) -> QueueKey:
-    """The key of the queue from which entries moved to that of one partition."""
+    """The key of the queue that entries of one partition came from, or those that were sent ahead will go to."""
     return (key[0], key[1].rpartition(HOST)[0])

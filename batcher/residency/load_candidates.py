@@ -10,6 +10,7 @@ from sluice.batcher.estimates.latency import QUANTILE
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.residency_config import Eviction, ResidencyConfig
+from sluice.batcher.residency.foresight import Foresight
 from sluice.batcher.residency.packing import PartitionPacking
 from sluice.batcher.residency.partition_memory import PartitionMemory, choose_victims
 from sluice.batcher.residency.reconciler import ResidencyReconciler
@@ -90,8 +91,8 @@ class LoadCandidates:
     """Looks for partitions that can load a model.
 
     `memories` are the memories of the partitions by name, `waiting` the models that found no partition. `is_kept`
-    returns True if a partition needs a model for a planned batch or for sequences. `packing` decides which partitions
-    may load a model beside what they have.
+    returns True if a partition needs a model for a planned batch or for sequences, and `foresight` knows of requests
+    that do not need a model any more. `packing` decides which partitions may load a model beside what they have.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class LoadCandidates:
         memories: Mapping[str, PartitionMemory],
         waiting: Collection[ModelState],
         is_kept: Callable[[str, str], bool],
+        foresight: Foresight,
     ) -> None:
         self._config = config
+        self._foresight = foresight
         self._models = fleet.models
         self._queues = fleet.queues
         self._residency = residency
@@ -299,7 +302,8 @@ class LoadCandidates:
         if self._queues.has_work(model) or memory.young(model, self._config.min_resident_ns, now_ns):
             return False
         for pipeline in () if purpose.blocking else model.pipelines:
-            used = not pipeline.single and (pipeline.outstanding or pipeline is purpose.pipeline)
+            needing = pipeline.outstanding - self._foresight.passed_by(pipeline, model)
+            used = not pipeline.single and (needing > 0 or pipeline is purpose.pipeline)
             if used and pipeline.expected_runs.get(model, 0.0) > 1 - QUANTILE:
                 return False
         return not self._is_kept(memory.partition.name, model.config.key)

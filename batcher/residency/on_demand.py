@@ -12,7 +12,8 @@ from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.partition_group import start_after_backlog_ns
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision
-from sluice.batcher.interface.residency_config import Prewarm
+from sluice.batcher.interface.residency_config import OnMiss, Prewarm
+from sluice.batcher.residency.foresight import Foresight
 from sluice.batcher.residency.load_candidates import (
     FOR_ADMITTED,
     LoadCandidate,
@@ -22,9 +23,9 @@ from sluice.batcher.residency.load_candidates import (
     asked_for,
 )
 from sluice.batcher.residency.partition_memory import PartitionMemory
-from sluice.batcher.residency.prewarm import likely_stages
+from sluice.batcher.residency.prewarm import likely_stages, needed_times, stages_ahead
 from sluice.batcher.residency.reconciler import ResidencyReconciler
-from sluice.batcher.state import UNAVAILABLE_NS, ComingModel, ModelState, PipelineState, StageState
+from sluice.batcher.state import UNAVAILABLE_NS, ComingModel, ModelState, PipelineState, Request, StageState
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 AGAIN_NS = 10 * NS_PER_MS
@@ -40,15 +41,16 @@ PINNED_AGAIN_NS = NS_PER_S
 class Forecast(NamedTuple):
     """The prediction for a request of `pipeline` that needs models to be loaded.
 
-    `wanted` are the models to load, and when each is needed. With a `refusal` some model cannot be loaded. `coming`
-    says where and when each missing model will be there; it is empty if that is not certain for all of them. One of
-    them may have to be ordered first, as `candidate` says.
+    `wanted` are the first stages whose models are to be loaded and the later ones that are likely, and when each needs
+    its model. With a `refusal` some model cannot be loaded. `coming` says where and when each missing model will be
+    there; it is empty if that is not certain for all of them. One of them may have to be ordered first, as `candidate`
+    says.
     """
 
     pipeline: PipelineState
     done_ns: int
     model: str
-    wanted: list[tuple[int, ModelState]]
+    wanted: list[tuple[int, StageState]]
     coming: Mapping[ModelState, ComingModel]
     candidate: LoadCandidate | None = None
     refusal: LoadRefusal | None = None
@@ -78,7 +80,7 @@ class OnDemandLoader:
 
     `loads` counts ordered loads, `evictions` the models evicted for others. Of the loads, `prewarms` were for later
     stages, `replicas` for models that another partition holds, `returns` for rejected requests, and `restored` for
-    missing pinned models.
+    missing pinned models. `foresight` follows requests to their later stages, and knows how prewarms end.
     """
 
     enabled = True
@@ -103,11 +105,13 @@ class OnDemandLoader:
         self._pinned = [model for model in self._fleet.models.values() if model.config.pinned]
         self._absent: list[ModelState] = []
         self._restore_ns, self._restores = 0, False
-        self._later_ns: dict[str, int] = {}
+        self._again_ns: dict[str, int] = {}
         self._refused: dict[ModelState, LoadRefusal] = {}
         self._in_vain: dict[ModelState, tuple[int, float]] = {}
+        self.foresight = Foresight(self._release)
+        self.followed: Mapping[int, object] = self.foresight.followed
         self._candidates = LoadCandidates(
-            spec.residency, fleet, residency, self.memories, self._refused.keys(), is_kept
+            spec.residency, fleet, residency, self.memories, self._refused.keys(), is_kept, self.foresight
         )
         self.wake_ns: int | None = None
         self.loads = self.evictions = self.prewarms = self.replicas = self.returns = self.restored = 0
@@ -137,7 +141,7 @@ class OnDemandLoader:
             return None
         config = self._config
         likely = {} if config.prewarm is Prewarm.OFF else likely_stages(pipeline, pipeline.roots, config.path)
-        wanted: list[tuple[int, ModelState]] = []
+        wanted: list[tuple[int, StageState]] = []
         loads: dict[ModelState, _Load] = {}
         ahead_ns: dict[str, int] = {}
         first, done_ns = "", now_ns
@@ -148,6 +152,9 @@ class OnDemandLoader:
             probabilities[index] = stage.run_probability * min(
                 (probabilities[source] for source in stage.waits_for), default=1.0
             )
+            prewarmed = bool(stage.waits_for) and index in likely and likely[index] >= config.min_probability
+            if model is not None and (prewarmed or not stage.waits_for):
+                wanted.append((begin_ns, stage))
             if model is not None and not model.served:
                 found = loads[model] = loads.get(model) or self._soonest(model, now_ns, pipeline, ahead_ns)
                 ready_ns, refused = found.ready_ns, isinstance(found, LoadRefusal)
@@ -156,9 +163,6 @@ class OnDemandLoader:
                         return Forecast(pipeline, 0, model.config.key, wanted, {}, refusal=found)
                     ready_ns = now_ns + self._load_ns(model)
                 assert ready_ns is not None, "only a refusal may not tell when the model is ready"
-                prewarmed = likely.get(index, 0.0) >= config.min_probability and index in likely
-                if (not stage.waits_for or prewarmed) and model.config.instances is None:
-                    wanted.append((begin_ns, model))
                 if prewarmed and not refused:
                     begin_ns = max(begin_ns, ready_ns)
                 else:  # when rows arrive: rows for the first stages already wait
@@ -170,13 +174,42 @@ class OnDemandLoader:
                 done_ns = max(done_ns, ends_ns[index])
         return Forecast(pipeline, done_ns, first, wanted, *_certain(pipeline, loads))
 
-    def begin(self, forecast: Forecast, now_ns: int) -> None:
-        """Load the models that an admitted request needs, each just in time."""
-        for need_ns, model in forecast.wanted:
+    def begin(self, request: int, forecast: Forecast, now_ns: int) -> None:
+        """Load the models that an admitted request needs, each just in time, and follow it to its later stages."""
+        later = [(need_ns, stage) for need_ns, stage in forecast.wanted if stage.waits_for]
+        if self._config.prewarm is not Prewarm.OFF and not forecast.pipeline.single:
+            self.foresight.follow(request, frozenset(stage.index for _, stage in later))
+        for _, stage in forecast.wanted:
+            model = stage.model
+            if stage.waits_for or model is None or model.served or model.config.instances is not None:
+                continue
             if forecast.candidate is None:
-                self._want(model, need_ns, now_ns, LoadPurpose(forecast.pipeline))
+                self._require(model, now_ns, LoadPurpose(forecast.pipeline))
             elif self._coming(model, now_ns) is None:
                 self._order(model, forecast.candidate, now_ns)
+        self._prewarm(request, later, now_ns, LoadPurpose(forecast.pipeline))
+
+    def reached(self, request: Request, stage: StageState, now_ns: int) -> None:
+        """Record that rows of a request have come to a stage that waited for others."""
+        if request.identity in self.followed:
+            self.foresight.reached(request, stage, now_ns)
+            self._look_again(now_ns)
+
+    def skipped(self, request: Request, stage: StageState, now_ns: int) -> None:
+        """Record that no rows of a request come to a stage."""
+        if request.identity in self.followed:
+            self.foresight.skipped(request, stage, now_ns)
+            self._look_again(now_ns)
+
+    def left(self, request: Request) -> None:
+        """Record that a request has its outcome."""
+        if self.foresight.left(request.identity):
+            self._look_again(0)
+
+    def _look_again(self, now_ns: int) -> None:
+        """Have `run_due` look at the requests that have changed, once all events of this instant are handled."""
+        if self.foresight.is_changed and (self.wake_ns is None or self.wake_ns > now_ns):
+            self.wake_ns = now_ns
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """Load the busiest model of a pipeline on one more partition, after a rejection because models are busy.
@@ -251,7 +284,16 @@ class OnDemandLoader:
     def loaded(self, name: str, key: str, now_ns: int) -> None:
         """Record that a partition holds one more model."""
         if (memory := self.memories.get(name)) is not None:
-            memory.loaded(self._fleet.models[key], now_ns)
+            model = self._fleet.models[key]
+            memory.loaded(model, now_ns)
+            if self.foresight.loaded(model, now_ns) and not self._fleet.queues.has_work(model):
+                memory.release(model)
+
+    def _release(self, model: ModelState) -> None:
+        """Have a model that was loaded for nothing go first."""
+        for host in model.partitions:
+            if (memory := self.memories.get(host.name)) is not None:
+                memory.release(model)
 
     def fit(self, names: Iterable[str], now_ns: int, decisions: list[AnyDecision]) -> None:
         """Evict models from partitions that exceed their memory."""
@@ -264,7 +306,7 @@ class OnDemandLoader:
             ):
                 continue
             self._residency.unload(name, leaving)
-            self.evictions += len(leaving)
+            self._evicted(leaving, now_ns)
             self._reconsider(name, now_ns)
             self.wake_ns = now_ns
         self._residency.issue(decisions)
@@ -274,12 +316,15 @@ class OnDemandLoader:
         if (memory := self.memories.get(name)) is not None:
             memory.dropped(key, now_ns)
         self._strand((key,))
+        self._dropped((key,), now_ns)
         self.wake_ns = now_ns
 
     def lost(self, name: str, now_ns: int) -> None:
         """Record that a partition is lost, and its ordered loads with it."""
         if (memory := self.memories.get(name)) is not None:
-            self._strand(memory.lost())
+            loading = memory.lost()
+            self._strand(loading)
+            self._dropped(loading, now_ns)
         self.wake_ns = now_ns
 
     def _strand(self, keys: Iterable[str]) -> None:
@@ -295,22 +340,24 @@ class OnDemandLoader:
 
     def run_due(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Order the loads that are due: for later stages, and for waiting entries whose model was not ordered."""
-        before = self.loads
-        for _, key in sorted((at_ns, key) for key, at_ns in self._later_ns.items() if at_ns <= now_ns):
-            del self._later_ns[key]
-            if (model := self._fleet.models.get(key)) is not None and model.config.instances is None:
-                self._require(model, now_ns)
-        self.prewarms += self.loads - before
+        for key in [key for key, at_ns in self._again_ns.items() if at_ns <= now_ns]:
+            del self._again_ns[key]
         self._refused.clear()
         self._in_vain.clear()
         for model in list(self._fleet.stranded):
             self._rescue(model, now_ns)
+        for request, is_missed in self.foresight.take_changed(now_ns):
+            self._foresee(request, is_missed, now_ns)
+        for model in self.foresight.due(now_ns):
+            self._prepare(model, now_ns)
         again_ns = [now_ns + AGAIN_NS] if self._refused else []
         if self._absent and now_ns >= self._restore_ns:
             self._restores = self._restore(now_ns)
         again_ns += [self._restore_ns] if self._absent and self._restores else []
         self._residency.issue(decisions)
-        self.wake_ns = min([*again_ns, *self._later_ns.values()], default=None)
+        next_ns = self.foresight.next_ns
+        again_ns += [] if next_ns is None else [next_ns]
+        self.wake_ns = min([*again_ns, *self._again_ns.values()], default=None)
 
     def prospect(self, model: ModelState, now_ns: int) -> Prospect:
         """Entries fail if the model cannot be loaded; if that may change, only late entries fail."""
@@ -338,9 +385,9 @@ class OnDemandLoader:
         self._fleet.rescue(model)
         for queue in self._fleet.queues.of(model):
             if queue.live:
-                entry = queue.head()
-                pipeline = entry.request.pipeline
-                self._prewarm_after(pipeline, pipeline.stages[entry.stage], now_ns)
+                request = queue.head().request
+                if self._config.prewarm is not Prewarm.OFF and not request.pipeline.single:
+                    self._foresee(request, False, now_ns)
 
     def _rescue_chosen(self, model: ModelState, now_ns: int) -> None:
         """Refuse a model that no partition can load, or look at it again once others may be evicted.
@@ -354,7 +401,7 @@ class OnDemandLoader:
             self._refused[model] = found
         else:
             again_ns = max(found.ready_ns - self._load_ns(model), now_ns + AGAIN_NS)
-            self._later_ns[model.config.key] = again_ns
+            self._again_ns[model.config.key] = again_ns
 
     def _restore(self, now_ns: int) -> bool:
         """Load missing pinned models; True if they need a wake-up, at `_restore_ns`.
@@ -374,32 +421,61 @@ class OnDemandLoader:
         self.restored += self.loads - before
         return any(refusal is not None and refusal.ready_ns is not None for refusal in refusals)
 
-    def _prewarm_after(self, pipeline: PipelineState, stage: StageState, now_ns: int) -> None:
-        """Prewarm the likely successors of a stage that unexpectedly got rows."""
-        if self._config.prewarm is Prewarm.OFF or pipeline.single:
-            return
-        coming = None if stage.model is None else self._coming(stage.model, now_ns)
-        begin_ns = (now_ns if coming is None else coming.ready_ns) + stage.service_ns(self._hand_off_ns)
-        for index, share in likely_stages(pipeline, [stage], self._config.path).items():
-            model = pipeline.stages[index].model
-            if index != stage.index and share >= self._config.min_probability and model is not None:
-                self._want(model, begin_ns, now_ns)
-                begin_ns += pipeline.stages[index].service_ns(self._hand_off_ns)
+    # -- prewarming
 
-    # -- loads
+    def _foresee(self, request: Request, is_missed: bool, now_ns: int) -> None:
+        """Find the most likely path of a request from where it is, and prewarm along it.
 
-    def _want(self, model: ModelState, need_ns: int, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> None:
-        """Load a model by the time that it is needed, unless a policy chooses where it is loaded."""
-        if model.served or model.config.instances is not None or self._coming(model, now_ns) is not None:
+        After a miss nothing more is prewarmed for the request if that is configured.
+        """
+        config, foresight, identity = self._config, self.foresight, request.identity
+        if foresight.is_stopped(identity):
             return
-        load_ns = self._load_ns(model)
-        if self._config.prewarm is Prewarm.JIT and need_ns - load_ns > now_ns:
-            at_ns = min(need_ns - load_ns, self._later_ns.get(model.config.key, need_ns))
-            self._later_ns[model.config.key] = at_ns
+        if config.on_miss is OnMiss.STOP and is_missed:
+            foresight.stop(identity, now_ns)
+            return
+        ahead = stages_ahead(request, config.path, config.min_probability)
+        foresight.follow(identity, ahead)
+        foresight.keep_only(identity, ahead, now_ns)
+
+        def ready_ns(model: ModelState) -> int:
+            coming = self._coming(model, now_ns)
+            return now_ns + self._load_ns(model) if coming is None else coming.ready_ns
+
+        self._prewarm(identity, needed_times(request, ahead, now_ns, ready_ns, self._hand_off_ns), now_ns)
+
+    def _prewarm(
+        self,
+        request: int,
+        needed: Iterable[tuple[int, StageState]],
+        now_ns: int,
+        purpose: LoadPurpose = FOR_ADMITTED,
+    ) -> None:
+        """Load models by the times that a followed request needs them, unless a policy chooses where they are."""
+        for need_ns, stage in needed:
+            model = stage.model
+            if model is None or model.config.instances is not None:
+                continue
+            at_ns = need_ns - self._load_ns(model) if self._config.prewarm is Prewarm.JIT else now_ns
+            self.foresight.expect(request, stage.index, model, at_ns)
+            if model.served or self._coming(model, now_ns) is not None:
+                continue
+            if at_ns <= now_ns:
+                self._prepare(model, now_ns, purpose)
+                continue
+            self.foresight.plan(model, at_ns)
             if self.wake_ns is None or at_ns < self.wake_ns:
                 self.wake_ns = at_ns
-        elif self._require(model, now_ns, purpose) is None:
-            self.prewarms += need_ns > now_ns
+
+    def _prepare(self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> None:
+        """Load a model ahead of the rows that will need it, if there is room."""
+        before = self.loads
+        self._require(model, now_ns, purpose)
+        if self.loads > before:
+            self.prewarms += 1
+            self.foresight.ordered(model, ahead=True)
+
+    # -- loads
 
     def _require(self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED) -> LoadRefusal | None:
         """Load a model as soon as possible."""
@@ -416,10 +492,22 @@ class OnDemandLoader:
         self._residency.replace(memory.partition.name, key, candidate.leaving)
         memory.ordered(key, candidate.ready_ns, now_ns)
         self.loads += 1
-        self.evictions += len(candidate.leaving)
+        self.foresight.ordered(model, ahead=False)
+        self._evicted(candidate.leaving, now_ns)
         if candidate.leaving:
             self._reconsider(memory.partition.name, now_ns)
         self.wake_ns = now_ns
+
+    def _evicted(self, leaving: Collection[str], now_ns: int) -> None:
+        self.evictions += len(leaving)
+        self._dropped(leaving, now_ns)
+
+    def _dropped(self, keys: Iterable[str], now_ns: int) -> None:
+        """Record that models have gone, or will not be loaded."""
+        for key in keys:
+            model = self._fleet.models.get(key)
+            if model is not None and not model.served:
+                self.foresight.dropped(model, now_ns)
 
     def _soonest(self, model: ModelState, now_ns: int, pipeline: PipelineState, ahead_ns: dict[str, int]) -> _Load:
         """Where and when a model can be loaded, after the loads in `ahead_ns`; adds its own load to them."""
@@ -488,6 +576,7 @@ class NoOnDemandLoading:
 
     def __init__(self) -> None:
         self.memories: Mapping[str, PartitionMemory] = {}
+        self.followed: Mapping[int, object] = {}
         self.wake_ns: int | None = None
 
     def allow(self, partitions: Iterable[PartitionConfig]) -> None:
@@ -499,8 +588,17 @@ class NoOnDemandLoading:
     def forecast(self, pipeline: PipelineState, now_ns: int) -> None:
         """No request has to wait for a load of its own."""
 
-    def begin(self, forecast: Forecast, now_ns: int) -> None:
+    def begin(self, request: int, forecast: Forecast, now_ns: int) -> None:
         """The plan decides which models are loaded."""
+
+    def reached(self, request: Request, stage: StageState, now_ns: int) -> None:
+        """No request is followed."""
+
+    def skipped(self, request: Request, stage: StageState, now_ns: int) -> None:
+        """As `reached`."""
+
+    def left(self, request: Request) -> None:
+        """As `reached`."""
 
     def note_rejection(self, pipeline: PipelineState, left_ns: int, now_ns: int) -> None:
         """Nothing is loaded for later requests."""

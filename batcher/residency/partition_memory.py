@@ -21,6 +21,8 @@ LOAD_WEIGHT = 0.3
 """Weight of one load in the smoothed load time of a model."""
 COMPACT_ABOVE = 64
 """The models by their last use are listed again when the list has this many more than twice as many items."""
+NEVER_YOUNG = -1
+"""The count of batches that a model had when it was loaded, for one that may go before it has run."""
 PRECISION_BYTES = 1 << 20
 """Smaller increases of a model's memory are ignored: the memory of a process varies by some hundred KiB."""
 
@@ -189,6 +191,18 @@ class PartitionMemory:
         self.dropped(key, now_ns)
         self._since[key] = now_ns, model.batches
         model.last_load_ns = now_ns
+
+    def release(self, model: ModelState) -> None:
+        """Have a model that has not run since it was loaded go as if it had not been loaded."""
+        key = model.config.key
+        since = self._since.get(key)
+        if since is None or model.batches != since[1]:
+            return
+        self._since[key] = since[0], NEVER_YOUNG
+        model.last_load_ns = 0
+        if key in self._listed:
+            self._serial = self._listed[key] = self._serial + 1
+            heappush(self._by_use, (model.config.priority, model.last_used_ns, key, self._serial))
 
     def dropped(self, key: str, now_ns: int) -> None:
         """Remove an ordered load; the loads after it are shifted by the difference from its expected time."""

@@ -68,6 +68,8 @@ class Admission:
                 self._places.count(event, pipeline, now_ns)
                 return delay
             wait_ns = delay
+        if event.not_before_ns > now_ns:
+            wait_ns = max(wait_ns, event.not_before_ns - now_ns)
         limits = self._limits
         if pipeline.outstanding >= limits.queue_requests:
             reason = f"{limits.queue_requests} requests of this pipeline are under way"
@@ -143,7 +145,7 @@ class Admission:
             )
             loader.note_rejection(pipeline, event.deadline_ns - now_ns, now_ns)
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
-        loader.begin(forecast, now_ns)
+        loader.begin(event.request, forecast, now_ns)
         return places
 
     def _judge_start(self, event: RequestArrived, start: PartitionStart, now_ns: int) -> RejectRequest | Offer:
@@ -180,7 +182,11 @@ class Admission:
             hopeful_ns = int(unloaded_latency_ns(pipeline, limits.hand_off_ns) * CORRECTION_BOUNDS[0])
             is_plain = event.max_cost is None and not event.min_accuracy
             may_probe = pipeline.outstanding == 0 and not pipeline.evicts and is_plain
-            if may_probe and now_ns + hopeful_ns <= event.deadline_ns and self._has_idle(pipeline):
+            if (
+                may_probe
+                and max(now_ns, event.not_before_ns) + hopeful_ns <= event.deadline_ns
+                and self._has_idle(pipeline)
+            ):
                 return NO_PLACES
             predict(pipeline, limits.hand_off_ns)
             offer = self._places.find(event, pipeline, now_ns, wait_ns)

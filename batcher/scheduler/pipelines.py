@@ -38,13 +38,13 @@ Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
 
 _MIB = 1 << 20
 
-MOST_LINKS = 256
-"""The most pairs of stages, one of which waits for the other, of a pipeline whose planned batches are kept in step."""
 TAIL_SHARE = 0.3
 """The share of batches that may end later than their places allow, in parts of what the percentile of a pipeline does.
 
 The rest is for what varies with time, which the feedback on late requests sees too late for the first of them.
 """
+MOST_LINKS = 256
+"""The most pairs of stages, one of which waits for the other, of a pipeline that runs strictly as planned."""
 
 
 class PipelineRegistry:
@@ -244,6 +244,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
     partial = tuple([stage for stage in stages if stage.config.partial])
     has_sequences = any(stage.model is not None and stage.model.config.sequences is not None for stage in stages)
     feeds = _feeds(stages) if config.percentile == 100 else []
+    fed_by = [tuple([source for source, later in enumerate(feeds) if index in later]) for index in range(len(feeds))]
     return PipelineState(
         number,
         config,
@@ -254,7 +255,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         is_keyed=any(stage.is_keyed for stage in stages),
         single=len(stages) == 1 and not stages[0].config.uses_cache,
         feeds=feeds,
-        fed_by=[tuple([source for source, later in enumerate(feeds) if index in later]) for index in range(len(feeds))],
+        fed_by=fed_by,
         has_parallel_stages=_has_parallel_stages(stages),
         has_sequences=has_sequences,
         partial=partial,
@@ -264,21 +265,21 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
 
 
 def _feeds(stages: Sequence[StageState]) -> list[tuple[int, ...]]:
-    """By model stage, the later model stages that wait for its end; empty where batches do not run as planned.
+    """By stage, the later model stages that wait for its end, directly or through combiners.
 
-    These are those of models in another order than that of deadlines, or with an instance policy, and pipelines with
-    more than `MOST_LINKS` pairs.
+    Empty if the batches of a pipeline cannot run strictly as planned: its models are run in another order than that of
+    deadlines or have an instance policy, or there are more than `MOST_LINKS` pairs of stages.
     """
     models = [stage.model for stage in stages if stage.model is not None]
     if not all(model.by_deadline and model.config.instances is None for model in models):
         return []
-    sources: list[set[int]] = []
+    sources: list[dict[int, None]] = []
     feeds: list[list[int]] = [[] for _ in stages]
     links = 0
     for stage in stages:
-        own: set[int] = set()
+        own: dict[int, None] = {}
         for source in stage.waits_for:
-            own |= sources[source] if stages[source].model is None else {source}
+            own.update(sources[source] if stages[source].model is None else {source: None})
         links += len(own)
         if links > MOST_LINKS:
             return []

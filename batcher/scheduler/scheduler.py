@@ -79,6 +79,7 @@ class Scheduler:
         self._replanner = self.served.replanner
         self._residency = self.served.residency
         self._loader = self.served.loader
+        self._followed = self._loader.followed
         self.scaler = self.served.scaler
         is_planned = not isinstance(self._replanner, NoReplanner)
         self._plans = self._loader.enabled or is_planned or self.scaler.enabled
@@ -159,6 +160,7 @@ class Scheduler:
             loader.run_due(now_ns, decisions)
             self._instances.changed(now_ns)
         if self._instances.enabled:
+            self._begin_due(now_ns, decisions)
             self._instances.assign(loader, now_ns)
             self._residency.issue(decisions)
         dispatcher.form(now_ns, decisions)
@@ -172,6 +174,14 @@ class Scheduler:
         if self._retiring or self._retired:
             self.served.reap(now_ns, decisions)
         return decisions
+
+    def _begin_due(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Let those wait for partitions that were sent ahead of their time and may begin now."""
+        for entry in self._instances.due(now_ns):
+            try:
+                self.dispatcher.begin(entry, now_ns)
+            except EntryRefusedError as refused:
+                self._evict(entry.request, decisions, refused.outcome, str(refused))
 
     def _review(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Look at the numbers of partitions, and at the plan, as far as it is time."""
@@ -268,6 +278,8 @@ class Scheduler:
         request.settled = True
         del self.requests[request.identity]
         request.pipeline.outstanding -= 1
+        if self._followed:
+            self._loader.left(request)
         for stage in range(request.pipeline.stage_count):
             self._places.release(request, stage)
             request.running += stage not in request.given_up and (request.identity, stage) in self._combining
@@ -324,6 +336,8 @@ class Scheduler:
                 self._cut_off(request, request.pipeline.stages[index], now_ns, decisions)
         if not request.open_stages and not request.settled:
             self._places.completed(request, now_ns)
+            if self._followed:
+                self._loader.left(request)
             self._complete(request, now_ns, decisions)
 
     def _cut_off_late(self, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -364,6 +378,8 @@ class Scheduler:
         observe_share(stage, run, request)
         if not run.rows:
             self._places.release(request, stage.index)
+            if self._followed:
+                self._loader.skipped(request, stage, now_ns)
             self._stage_done(request, stage, now_ns, decisions)
         elif stage.model is None:
             self._combining[request.identity, stage.index] = request
@@ -376,6 +392,8 @@ class Scheduler:
         else:
             if stage.config.when is not None:
                 self._places.settle_rows(request, stage.index, run.rows, now_ns)
+            if self._followed:
+                self._loader.reached(request, stage, now_ns)
             self._enter(request, stage, run, now_ns, decisions)
 
     def _enter(

@@ -6,7 +6,15 @@ import math
 import msgspec
 
 from sluice.batcher.interface.config import SchedulerSpec
-from sluice.batcher.interface.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
+from sluice.batcher.interface.residency_config import (
+    Eviction,
+    Footprint,
+    Likelihood,
+    Loading,
+    OnMiss,
+    Prewarm,
+    ResidencyConfig,
+)
 from sluice.models.spec import public_key
 from sluice.models.units import ms_to_ns
 from sluice.mps.packing.policies import POLICIES, AnyPolicy, PackingName
@@ -36,6 +44,7 @@ class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     prewarm: Prewarm = Prewarm.JIT
     path: Likelihood = Likelihood.PRODUCT
     min_probability: float = 0
+    on_miss: OnMiss = OnMiss.REPLAN
     packing: PackingName | AnyPolicy | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +75,7 @@ class ResidencySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             self.path,
             self.min_probability,
             self.packing_policy,
+            self.on_miss,
         )
 
     def apply(self, spec: SchedulerSpec, footprints: dict[str, dict[str, Footprint]]) -> SchedulerSpec:

@@ -10,14 +10,14 @@ from sluice.batcher.interface.config import Limits, PolicyConfig
 from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule, InstanceSetting, instance_config
 from sluice.batcher.policies.base import AnyPolicySettings
 from sluice.batcher.policies.deadline import DeadlineSettings
-from sluice.batcher.policies.registry import batch_policies, decode_policy, policy_settings
+from sluice.batcher.policies.registry import batch_policies, decode_policy, policy_name, policy_settings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.settings.planner import PlannerSetting, PlannerSettings
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.models.conversion import NO_LINES, convert
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import PERCENTILE, Late, Pipeline, check_percentile
-from sluice.models.spec import ModelSpec
+from sluice.models.spec import ModelSpec, public_key
 from sluice.models.units import NS_PER_US
 from sluice.models.yaml_file import Lines
 from sluice.mps.partitions.partition import CpuPartition, Partition
@@ -44,11 +44,15 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of the scheduler: open requests for each pipeline, and megabytes of tensors in flight."""
+    """Bounds of the scheduler: open requests for each pipeline, and megabytes of tensors in flight.
+
+    A batch runs elsewhere as well once it takes `straggler_factor` times its median; None: by the default rule.
+    """
 
     queue_requests: int = 4096
     memory_mb: float = 256
     hand_off_us: float = 150
+    straggler_factor: float | None = None
 
     def __post_init__(self) -> None:
         if self.queue_requests < 1:
@@ -57,6 +61,8 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"memory_mb: expected a finite number above 0, got {self.memory_mb:g}")
         if not 0 <= self.hand_off_us < math.inf:
             raise ValueError(f"hand_off_us: expected a finite number of at least 0, got {self.hand_off_us:g}")
+        if self.straggler_factor is not None and not 1 < self.straggler_factor < math.inf:
+            raise ValueError(f"straggler_factor: expected a finite number above 1, got {self.straggler_factor:g}")
 
     def config(self) -> Limits:
         """The limits as the scheduler takes them."""
@@ -64,6 +70,7 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             queue_requests=self.queue_requests,
             memory_bytes=round(self.memory_mb * _MIB),
             hand_off_ns=round(self.hand_off_us * NS_PER_US),
+            straggler_factor=self.straggler_factor or 0.0,
         )
 
 
@@ -138,16 +145,24 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """The policies that are not `policy`, by model key: from `models`, else from the model's own configuration.
 
         Models with sequences always have the policy of their configuration, since it keeps the order of requests.
+        Raises ConfigError for a policy that is given to one of these by name, and for one that would pad batches to
+        more rows than a model takes.
         """
         policies: dict[str, PolicyConfig] = {}
         for spec in specs:
-            override = self.models.get(spec.name)
+            override, place = self.models.get(spec.name), "policy"
             if spec.sequence_batching is not None:
+                if override is not None and override.policy is not None:
+                    raise ConfigError(
+                        f"models.{spec.name}.policy: expected none for a model that has sequences, "
+                        f"got {policy_name(override.policy.config())}"
+                    )
                 policies[spec.key] = TimeoutConfig.of_sequences(spec.sequence_batching, spec.max_batch_size)
             elif override is not None and override.policy is not None:
-                policies[spec.key] = override.policy.config()
+                policies[spec.key], place = override.policy.config(), f"models.{spec.name}.policy"
             elif (batching := spec.dynamic_batching) is not None:
                 policies[spec.key] = TimeoutConfig.of(batching)
+            _check_run_sizes(policies.get(spec.key, self.policy.config()), spec, place)
         return policies
 
     def instance_configs(self, specs: Iterable[ModelSpec]) -> dict[str, InstanceConfig]:
@@ -173,6 +188,16 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                     f"models.{spec.name}.instances: expected locality for a model that {reason}, got {config.name}"
                 )
         return configs
+
+
+def _check_run_sizes(policy: PolicyConfig, spec: ModelSpec, place: str) -> None:
+    """Raise ConfigError unless a model takes all sizes that its batches are padded to; one row alone is not padded."""
+    sizes, most = policy.run_sizes, spec.max_batch_size
+    if sizes and 1 < most < sizes[-1] and not spec.sees_requests:
+        raise ConfigError(
+            f"{place}: expected sizes of batches up to {most}, the max_batch_size of model {public_key(spec.key)}, "
+            f"got {list(sizes)}"
+        )
 
 
 def _check_percentile(percentile: float) -> None:

@@ -22,7 +22,7 @@ from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Compete, Late, OnLate, Pipeline, Stage
 from sluice.models.sequence_batching import ControlKind
 from sluice.models.slo import MAX_SLO_MS
-from sluice.models.spec import ModelSpec
+from sluice.models.spec import ModelSpec, public_key
 from sluice.models.tensors.spec import TensorSpec
 from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
@@ -99,7 +99,8 @@ def check_competition(pipelines: Iterable[PipelineConfig], partitions: Sequence[
                 if hosts < stage.compete.copies:
                     count = "1 partition" if hosts == 1 else f"{hosts} partitions"
                     raise ConfigError(
-                        f"pipeline {pipeline.name}: stages.{stage.name}.compete: {count} may hold model {key}; "
+                        f"pipeline {public_key(pipeline.name)}: stages.{stage.name}.compete: {count} may hold model "
+                        f"{public_key(key)}; "
                         f"expected at least {stage.compete.copies}, one for each copy"
                     )
 

@@ -56,7 +56,7 @@ def _deploy(options: argparse.Namespace) -> int:
     pipelines = _pipelines(file, repository, options.file)
     loads = {each.name: _load(file, each) for each in pipelines}
     if file.chooses_partitions:
-        divisions = core_divisions()
+        divisions = core_divisions(_most_copies(pipelines))
     else:
         divisions = [configured_partitions(file.config)]
         check_partitions(divisions[0])
@@ -99,6 +99,12 @@ def _pipelines(file: DeployFile, repository: Repository, path: Path) -> list[Pip
         return [find_pipeline(repository, name, file.repository) for name in names]
     except ModelNotFound as error:
         raise ConfigError(f"{path}: pipelines: {error}") from error
+
+
+def _most_copies(pipelines: list[Pipeline]) -> int:
+    """The partitions that the stage with the most competing copies needs."""
+    stages = (stage for each in pipelines for stage in each.stages)
+    return max([stage.compete.copies for stage in stages if stage.compete is not None], default=1)
 
 
 def _load(file: DeployFile, pipeline: Pipeline) -> PlanInput:

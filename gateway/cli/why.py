@@ -55,6 +55,7 @@ def table(explanation: Explanation) -> str:
         f"request {explanation.id}: {explanation.pipeline}, {rows}, {explanation.outcome} in "
         f"{explanation.total_ms:.3f} of {explanation.deadline_ms:.3f} ms, cost {explanation.cost:.4g}"
         + ("" if explanation.max_cost is None else f" of at most {explanation.max_cost:.4g}")
+        + (f", to begin {explanation.start_after_ms:.3f} ms after it came" if explanation.start_after_ms else "")
     ]
     if explanation.stages:
         cells = [_COLUMNS, *(_cells(stage) for stage in explanation.stages)]

@@ -3,12 +3,19 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from sluice.batcher.interface.instance_config import instance_config
+from sluice.batcher.interface.planner_config import ServedPlanner
 from sluice.batcher.policies.base import AnyPolicySettings
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.static import StaticSettings
 from sluice.batcher.policies.timeout import TimeoutSettings
+from sluice.batcher.settings.planner import planner_settings
 from sluice.gateway.config.access import is_loopback
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig
+from sluice.models.units import NS_PER_MS, NS_PER_US
 
 _MIB = 1 << 20
+_US_PER_MS = NS_PER_MS // NS_PER_US
 
 
 class Contradiction(NamedTuple):
@@ -22,6 +29,7 @@ def contradictions(config: ServerConfig) -> Iterator[Contradiction]:
     """All contradictions of a configuration, each between settings that are valid alone."""
     yield from _batches(config)
     yield from _memory(config)
+    yield from _planner(config)
     yield from _without_effect(config)
 
 
@@ -43,19 +51,29 @@ def _batches(config: ServerConfig) -> Iterator[Contradiction]:
 def _policy(
     config: ServerConfig, place: str, policy: AnyPolicySettings, max_batch_size: int
 ) -> Iterator[Contradiction]:
-    if not isinstance(policy, TimeoutSettings):
-        return
-    if (largest := max(policy.preferred, default=0)) > max_batch_size:
-        yield Contradiction(
-            f"{place}.preferred",
-            f"the preferred size {largest} is above max_batch_size {max_batch_size}: no batch ever has it",
-        )
-    if policy.max_delay_ms >= config.default_slo_ms:
-        yield Contradiction(
-            f"{place}.max_delay_ms",
-            f"max_delay_ms {policy.max_delay_ms:g} is not below default_slo_ms {config.default_slo_ms:g}: requests "
-            "without an objective of their own may wait until they are late",
-        )
+    for key, size in _sizes(policy):
+        if size > max_batch_size:
+            yield Contradiction(
+                f"{place}.{key}",
+                f"the size {size} in {key} is above max_batch_size {max_batch_size}: no batch ever has it",
+            )
+    for key, unit_ms in (("max_delay_ms", 1.0), ("batch_timeout_micros", 1 / _US_PER_MS), ("target_ms", 1.0)):
+        given: float = getattr(policy, key, 0.0)
+        if given * unit_ms >= config.default_slo_ms:
+            effect = "take so long themselves" if key == "target_ms" else "wait until they are late"
+            yield Contradiction(
+                f"{place}.{key}",
+                f"{key} {given:g} is not below default_slo_ms {config.default_slo_ms:g}: requests without an objective "
+                f"of their own may {effect}",
+            )
+
+
+def _sizes(policy: AnyPolicySettings) -> Iterator[tuple[str, int]]:
+    """The largest size that a policy wants by a key, unless it is the default."""
+    if isinstance(policy, TimeoutSettings) and policy.preferred:
+        yield "preferred", max(policy.preferred)
+    if isinstance(policy, StaticSettings) and policy.max_batch_size != StaticSettings().max_batch_size:
+        yield "max_batch_size", policy.max_batch_size
 
 
 def _memory(config: ServerConfig) -> Iterator[Contradiction]:
@@ -71,6 +89,22 @@ def _memory(config: ServerConfig) -> Iterator[Contradiction]:
                 f"{place.partition('.')[2]} {size:g} is less than a request of max_body_bytes "
                 f"{config.max_body_bytes} ({body_mb:.4g} MiB) takes: a larger request {effect}",
             )
+
+
+def _planner(config: ServerConfig) -> Iterator[Contradiction]:
+    """A planner plans for models that go by deadlines, and whose partitions no rule chooses."""
+    planner, single = planner_settings(config.planner), config.models.values()
+    if planner.seed and planner.name is not ServedPlanner.AQUATOPE:
+        yield Contradiction("planner.seed", f"seed has no effect with planner {planner.name}: expected aquatope")
+    if planner.name is ServedPlanner.EXACT:
+        return
+    if not any(isinstance(policy, DeadlineSettings) for policy in (config.policy, *(each.policy for each in single))):
+        yield Contradiction("planner", f"planner {planner.name} has no effect: no model has the policy deadline")
+    elif not any(
+        setting is not None and instance_config(setting) is None
+        for setting in (config.instances, *(each.instances for each in single))
+    ):
+        yield Contradiction("planner", f"planner {planner.name} has no effect: no model has the instances locality")
 
 
 def _without_effect(config: ServerConfig) -> Iterator[Contradiction]:

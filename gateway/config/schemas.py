@@ -114,7 +114,8 @@ def _or(schema: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def _policy_schema(form: type) -> dict[str, Any]:
     if form is not AnyPolicySettings:
         raise NotImplementedError(f"{form.__name__}: expected a type with a schema")
-    return {"anyOf": [_reference(policy.settings) for policy in batch_policies().values()]}
+    names: dict[str, Any] = {"enum": list(batch_policies())}
+    return {"anyOf": [names, *(_reference(policy.settings) for policy in batch_policies().values())]}
 
 
 def _reference(form: type[msgspec.Struct]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.exposition import ExposedMetric, Group
 from sluice.gateway.observability.metrics import MetricsSource
+from sluice.models.units import NS_PER_S
 
 MODEL_MEMORY = ExposedMetric(
     "sluice_model_memory_bytes",
@@ -98,6 +99,28 @@ class ResidencyMetrics(MetricsSource):
             "sluice_model_evictions",
             "Models evicted from a partition to make room for others; only where models are loaded on demand.",
             value=loader.evictions,
+        )
+        foresight = loader.foresight
+        prewarms = CounterMetricFamily(
+            "sluice_model_prewarms",
+            "Loads for later stages by outcome: hit (the model was there when rows came), late (they waited for it), "
+            "missed (no rows came) or lost (it could not be loaded, or had gone).",
+            labels=["outcome"],
+        )
+        prewarms.add_metric(["hit"], foresight.hits)
+        prewarms.add_metric(["late"], foresight.late)
+        prewarms.add_metric(["missed"], foresight.missed)
+        prewarms.add_metric(["lost"], foresight.lost)
+        yield prewarms
+        yield CounterMetricFamily(
+            "sluice_model_prewarm_idle_seconds",
+            "Time for which models loaded for later stages lay idle until rows came, or it was known that none would.",
+            value=foresight.idle_ns / NS_PER_S,
+        )
+        yield CounterMetricFamily(
+            "sluice_model_prewarm_wait_seconds",
+            "Time for which rows waited for models that were loaded for later stages too late.",
+            value=foresight.waited_ns / NS_PER_S,
         )
 
     def _choices(self) -> Iterator[Metric]:

@@ -116,6 +116,7 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
     priority: Annotated[int, msgspec.Meta(ge=0)]
     timeout_ns: Count
     min_accuracy: float = 0.0
+    start_after_ns: Count = 0
 
 
 class Particulars(msgspec.Struct, frozen=True, array_like=True):

@@ -57,6 +57,7 @@ class SentTemplate(Numbered):
             options.priority,
             options.timeout_ns,
             options.min_accuracy,
+            options.start_after_ns,
         )
 
 
@@ -83,6 +84,7 @@ class SentTemplates:
             options.priority,
             options.timeout_ns,
             options.min_accuracy,
+            options.start_after_ns,
             *((name, tensor.shape) for name, tensor in inputs.items()),
         )
         template = self._known.pop(key, None)
@@ -158,6 +160,7 @@ class TakenTemplate:
             None,
             template.timeout_ns,
             min_accuracy=template.min_accuracy,
+            start_after_ns=template.start_after_ns,
         )
 
     def options(self, budget_ns: int, id: str, located: Mapping[str, OutputTensor]) -> RequestOptions:
@@ -179,6 +182,7 @@ class TakenTemplate:
             None,
             like.timeout_ns,
             min_accuracy=like.min_accuracy,
+            start_after_ns=like.start_after_ns,
         )
         if not id:
             self._options = options  # most requests have the same objective

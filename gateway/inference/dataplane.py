@@ -52,6 +52,7 @@ _SERVER_PARAMETERS = _RESERVED_PARAMETERS | {
     "max_cost",
     "max_latency_ms",
     "min_accuracy",
+    "start_after_ms",
     "sluice_explain",
     "priority",
     "timeout",
@@ -59,6 +60,8 @@ _SERVER_PARAMETERS = _RESERVED_PARAMETERS | {
     "sequence_start",
     "sequence_end",
 }
+MAX_START_AFTER_MS = 60_000.0
+"""The most milliseconds by which a request may be sent ahead of its time: it takes memory until then."""
 PARAMETER_BYTES = 64 << 10
 """The most parameters of a request that go on to its model: they travel in messages, not with the tensors."""
 _RESERVED_PREFIX = "triton_"
@@ -181,14 +184,11 @@ class DataPlane(ABC):
         if request.id and len(request.id.encode()) > self._max_id_bytes:
             raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
-        min_accuracy = 0.0
+        min_accuracy, start_after_ns = 0.0, 0
         explain, priority, timeout_ns, parameters, sequence = False, 0, 0, NO_PARAMETERS, None
         if request.parameters:
             slo_ms, timeout_ns = _objectives(request.parameters)
-            if timeout_ns:
-                transport_budget_ns = min(
-                    timeout_ns, timeout_ns if transport_budget_ns is None else transport_budget_ns
-                )
+            start_after_ns = _start_after_ns(request.parameters)
             max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
             min_accuracy = _min_accuracy(request.parameters, signature.pipeline)
             priority, sequence = _priority(request.parameters), _sequence(request.parameters)
@@ -200,7 +200,10 @@ class DataPlane(ABC):
         inputs, rows, batch_key, memory_bytes = signature.check_inputs(request.inputs)
         names = signature.check_outputs(request.outputs)
         deliveries = self._deliveries(signature, request.deliveries) if request.deliveries else None
-        budget_ns = deadline_ns(0, slo_ms, signature.pipeline.slo_ms, transport_budget_ns, self._default_slo_ms)
+        queue_ns = timeout_ns or None
+        budget_ns = deadline_ns(start_after_ns, slo_ms, signature.pipeline.slo_ms, queue_ns, self._default_slo_ms)
+        if transport_budget_ns is not None and transport_budget_ns < budget_ns:
+            budget_ns = transport_budget_ns
         return inputs, RequestOptions(
             names,
             rows,
@@ -216,6 +219,7 @@ class DataPlane(ABC):
             parameters,
             sequence=sequence,
             min_accuracy=min_accuracy,
+            start_after_ns=start_after_ns,
         )
 
     def _deliveries(self, signature: Signature, wanted: Mapping[str, SharedMemoryRef | int]) -> Deliveries:
@@ -382,6 +386,17 @@ def _min_accuracy(parameters: Parameters, pipeline: Pipeline) -> float:
                 f"{stage.variants[0]}, has {best:g}"
             )
     return float(value)
+
+
+def _start_after_ns(parameters: Parameters) -> int:
+    """The time for which a request may not begin yet; 0 if it may at once."""
+    value = parameters.get("start_after_ms")
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_START_AFTER_MS:
+        expected = f"a number of milliseconds from 0 to {MAX_START_AFTER_MS:g}"
+        raise RequestError(f"parameter 'start_after_ms': expected {expected}, got {value!r:.80}")
+    return ms_to_ns(value)
 
 
 def _priority(parameters: Parameters) -> int:

@@ -71,8 +71,9 @@ class StageTrace(msgspec.Struct, frozen=True):
 class Explanation(msgspec.Struct, frozen=True):
     """The outcome of a request and where its time went; times are in milliseconds, costs in units of currency.
 
-    `deadline_ms` and `total_ms` run from its arrival, to the deadline and to the completion of its answer. `cause` is
-    the largest `Cause`, or the outcome of a request that never ran. `trace_id` is the id of its trace in OpenTelemetry,
+    `deadline_ms` and `total_ms` run from its arrival, to the deadline and to the completion of its answer; for one that
+    was sent ahead of its time, by `start_after_ms`, they run from its start. `cause` is the largest `Cause`, or the
+    outcome of a request that never ran. `trace_id` is the id of its trace in OpenTelemetry,
     "" if it belongs to none.
     """
 
@@ -89,6 +90,7 @@ class Explanation(msgspec.Struct, frozen=True):
     cause: str
     sentence: str
     trace_id: str = ""
+    start_after_ms: float = 0.0
 
     def headers(self) -> list[tuple[str, str]]:
         """The explanation as short `x-sluice-*` headers or metadata."""
@@ -99,6 +101,8 @@ class Explanation(msgspec.Struct, frozen=True):
             ("x-sluice-cost", f"{self.cost:.4g}"),
             ("x-sluice-cause", self.cause),
         ]
+        if self.start_after_ms:
+            lines.append(("x-sluice-start-after-ms", f"{self.start_after_ms:.3f}"))
         if self.reason:
             lines.append(("x-sluice-reason", _header_text(self.reason)))
         if self.trace_id:
@@ -146,7 +150,7 @@ def explain(trace: Trace, now_ns: int) -> Explanation:
     """The explanation of a request, as of `now_ns` if it is still in flight."""
     steps = steps_of(trace)
     stages = tuple(_stage_trace(step, trace.stages, trace.arrival.min_accuracy) for step in steps)
-    ended_ns = now_ns if trace.outcome is None else trace.ended_ns
+    ended_ns = max(now_ns, trace.arrived_ns) if trace.outcome is None else trace.ended_ns
     # A copy of an overdue batch may end when the request has its answer from another one.
     on_time = [step for step in steps if step.run.reported_ns <= ended_ns]
     cause, part = _largest(trace, _critical_path(on_time or steps), ended_ns)
@@ -165,6 +169,7 @@ def explain(trace: Trace, now_ns: int) -> Explanation:
         outcome.value if outcome is not None and not outcome.answered and not steps else cause.value,
         _sentence(trace, ended_ns, part),
         trace.context.trace_id,
+        _ms(max(trace.arrival.not_before_ns - trace.arrival.received_ns, 0)),
     )
 
 

@@ -83,6 +83,7 @@ class PartialJoin(NamedTuple):
 class Trace(msgspec.Struct, eq=False, gc=False):
     """One request: `runs` are its batches, in the order of their ends.
 
+    One that was sent ahead of its time counts as arrived (`arrived_ns`) when it may begin, or ends before.
     `client_id` is the id that the client gave. `outcome` is None and `ended_ns` 0 while the request is in flight.
     `queue_ns` is the time that its stages waited until only the hand-off kept them from starting, summed over its runs
     without a failure. `context` is the trace that the request belongs to, and `span_id` the id of its span, 0 if its

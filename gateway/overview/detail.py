@@ -11,7 +11,7 @@ from sluice.batcher.state import PartitionState
 from sluice.gateway.overview.counters import Track
 from sluice.gateway.overview.history import HISTORY_STEPS, History, HistorySteps
 from sluice.gateway.overview.pieces import MAX_TEXT, cut, rounded
-from sluice.gateway.overview.plans import PlanBoard
+from sluice.gateway.overview.plans import PlanBoard, rule_in_force
 from sluice.gateway.overview.sampled import Sampled
 from sluice.gateway.overview.shape import kind_of, outputs_of, stage_shape
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline
@@ -119,11 +119,13 @@ class Detail:
                     "seen_ms": ran["latency_ms"],
                     "predicted_share": None if answer is None else rounded(answer.probability),
                     "seen_share": ran["share"],
+                    "rule": rule_in_force(stage),
                 }
             )
         return {
             "in_force": True,
             "reason": found.reason,
+            "planner": self._sampled.sources.scheduler.spec.planner.name,
             "built_s": self._sampled.day_s(found.since_ns),
             "rate": rounded(found.rate),
             "highest_rate": None if predicted is None else rounded(predicted.highest_rate),

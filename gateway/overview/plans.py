@@ -11,15 +11,17 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
-from sluice.batcher.interface.plan_data import PipelinePlan
+from sluice.batcher.interface.plan_data import FixedOption, GroupSearch, PipelinePlan, StagePlan
 from sluice.batcher.planner.build import SELDOM
 from sluice.batcher.scheduler.replanner import PlanInForce
+from sluice.gateway.overview.pieces import rounded
 from sluice.gateway.overview.sampled import Sampled
 from sluice.gateway.what_if.answer import PlannedConfiguration
 from sluice.gateway.what_if.figures import PlanFigures
 from sluice.gateway.what_if.planning import RateScenario, WhatIf
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.units import ns_to_ms
 
 PRECISION = 0.01
 """Relative precision of the highest rate: that of `sluice plan` would take twice as long."""
@@ -142,6 +144,16 @@ def forecast(spec: SchedulerSpec, in_force: PlanInForce, config: PipelineConfig,
     except (ConfigError, KeyError):  # the models or partitions are others by now; the next plan will know
         return PlanForecast(config.name, in_force.since_ns, None, None)
     return PlanForecast(config.name, in_force.since_ns, configuration, highest)
+
+
+def rule_in_force(stage: StagePlan) -> dict[str, object] | None:
+    """The rule that a planner has given a stage; None where size and kind are chosen at every dispatch."""
+    match stage.rule:
+        case FixedOption(rows, kind, wait_ns):
+            return {"rule": "fixed", "rows": rows, "kind": kind, "wait_ms": rounded(ns_to_ms(wait_ns))}
+        case GroupSearch(share):
+            return {"rule": "search", "share": rounded(share)}
+    return None
 
 
 def figures_of(scenario: RateScenario, config: PipelineConfig, plan: PipelinePlan) -> PlannedConfiguration | None:

@@ -14,7 +14,7 @@ from sluice.batcher.interface.plan_data import Observed, PipelinePlan
 from sluice.batcher.planner.build import SELDOM, residency_of
 from sluice.batcher.planner.demand import demand_table
 from sluice.batcher.scheduler.replanner import PlanInForce
-from sluice.gateway.overview.plans import figures_of, forecast, planned
+from sluice.gateway.overview.plans import figures_of, forecast, planned, rule_in_force
 from sluice.gateway.what_if.answer import PER, PlannedConfiguration
 from sluice.gateway.what_if.planning import RateScenario, WhatIf
 from sluice.models.errors import ConfigError
@@ -34,7 +34,8 @@ def report(
     about: dict[str, Any] = {
         "in_force": in_force is not None,
         "built_s": None,
-        "planner": "exact",
+        "planner": spec.planner.name,
+        "replan": spec.planner.replan,
         "partitions": {},
         "residency": {},
         "latencies": [],
@@ -108,8 +109,9 @@ def _report(
     else:
         configuration = scenarios.figures(config, plan)
     shown["plan"] = _as_planned(config, plan) if configuration is None else msgspec.to_builtins(configuration)
-    for stage in shown["plan"]["stages"]:
+    for stage, chosen in zip(shown["plan"]["stages"], plan.stages, strict=True):
         stage["model"] = public_key(stage["model"])
+        stage["rule"] = rule_in_force(chosen)
     return shown
 
 

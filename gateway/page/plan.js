@@ -22,7 +22,9 @@ export function showPlan(pipeline, rates, now_s) {
   }
   setText(
     $("plan-built"),
-    plan.built_s === null ? "" : `made ${duration(now_s - plan.built_s)} ago for ${rate(plan.rate)}/s`,
+    plan.built_s === null
+      ? ""
+      : `made by ${plan.planner} ${duration(now_s - plan.built_s)} ago for ${rate(plan.rate)}/s`,
   );
   setText($("headroom-times"), plan.headroom === null ? "–" : `${significant(plan.headroom)}×`);
   const highest = plan.highest_rate === null ? "" : `highest rate ${rate(plan.highest_rate)}/s`;
@@ -64,6 +66,7 @@ export function showPlan(pipeline, rates, now_s) {
       key: `stage ${stage.stage}`,
       name: stage.stage,
       batch: whole(stage.batch),
+      rule: ruleText(stage.rule),
       on: stage.kinds.map((each) => `${each.partitions} × ${each.kind}`).join(", "),
       predicted: stage.predicted_ms,
       seen: stage.seen_ms,
@@ -92,12 +95,22 @@ export function showPlan(pipeline, rates, now_s) {
       const whole = item.key === "p50" || item.key === "p99";
       texts.forEach((text, index) => index && setText(row.cells[index], text));
       setName(row.cells[0], item.name, whole ? OWN_TIME : item.name);
+      setAttribute(row.cells[1], "title", item.rule ?? "");
       const counts = Number(item.key.slice(1)) <= pipeline.percentile;
       const missed = counts && item.seen > (pipeline.objective_ms ?? Infinity);
       setAttribute(row, "data-off", String(whole ? missed : more !== null && more > OFF - 1));
       setAttribute(row, "data-whole", String(whole));
     },
   );
+}
+
+/** The rule of a planner for the batches of a stage; "" where each is chosen when it starts. */
+function ruleText(rule) {
+  if (!rule) return "";
+  if (rule.rule === "search") {
+    return `searched again for each batch, within ${wholePercent(rule.share)} of the time that is left`;
+  }
+  return `until the next plan: ${whole(rule.rows)} rows on ${rule.kind}, or fewer after ${milliseconds(rule.wait_ms)}`;
 }
 
 function difference(more) {

@@ -24,7 +24,8 @@ class RequestOptions(NamedTuple):
     explanation in the response. `priority` 1 is the most urgent; 0, or a level that the model does not have, is the
     model's default. `timeout_ns` bounds the time in queues (0: no bound). `parameters` are those that only the model
     knows, as a JSON object. `is_call` says that a model makes the request. `sequence` is its part in a sequence, None
-    outside of sequences. `min_accuracy` is that of the models that may run it (0: any).
+    outside of sequences. `min_accuracy` is that of the models that may run it (0: any). It begins
+    `start_after_ns` after it came at the earliest, and `timeout_ns` counts from then.
     """
 
     names: Sequence[str]
@@ -42,3 +43,4 @@ class RequestOptions(NamedTuple):
     is_call: bool = False
     sequence: SequenceStep | None = None
     min_accuracy: float = 0.0
+    start_after_ns: int = 0

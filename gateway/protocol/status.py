@@ -19,6 +19,7 @@ _CODES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
     errors.UnsupportedRequest: (501, grpc.StatusCode.UNIMPLEMENTED),
     errors.ForbiddenRequest: (403, grpc.StatusCode.PERMISSION_DENIED),
     errors.AlreadyExists: (400, grpc.StatusCode.ALREADY_EXISTS),
+    errors.CapacityTaken: (409, grpc.StatusCode.FAILED_PRECONDITION),
     errors.RequestError: (400, grpc.StatusCode.INVALID_ARGUMENT),
     errors.TooManyRequests: (429, grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.TimeoutExpired: (504, grpc.StatusCode.DEADLINE_EXCEEDED),

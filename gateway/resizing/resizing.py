@@ -16,7 +16,7 @@ from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tab
 from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.gateway.partitions.inventory import Inventory
-from sluice.models.errors import NotFoundError, PartitionError, RequestError
+from sluice.models.errors import CapacityTaken, InfeasibleLayout, NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import REMOTE, ModelEntry
 from sluice.mps.nvidia.free_memory import check_spare_memory
@@ -78,8 +78,9 @@ class Resizing:
     ) -> Partition:
         """Give a partition these cores or this share of its GPU; returns when it serves there.
 
-        It waits for the resize that is under way. Raises NotFoundError, RequestError for a share that it cannot have,
-        and PartitionError when the new worker could not take over: then nothing has changed.
+        It waits for the resize that is under way. Raises NotFoundError, RequestError for a share that there is not,
+        CapacityTaken for one that others have, and PartitionError when the new worker could not take over. Then nothing
+        has changed.
         """
         async with self._one_at_a_time:
             return await self._resize(name, self._wanted(name, cores, share_percent), cause)
@@ -104,6 +105,8 @@ class Resizing:
             check_partitions([*others, *self._beside, wanted])
             check_capacity([*others, wanted], {})
             await asyncio.to_thread(check_spare_memory, wanted, self._rollout.memory_of(name))
+        except InfeasibleLayout as error:
+            raise CapacityTaken(str(error)) from error
         except PartitionError as error:
             raise RequestError(str(error)) from error
         entries = [

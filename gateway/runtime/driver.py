@@ -224,13 +224,14 @@ class Runtime:
         `pipeline` is `name:version`, `client` as in `RequestArrived`, and `trace` is the trace that the client names.
         The size of the stages' outputs is added to `options.memory_bytes`. The request's time counts from `received_ns`
         (0: from the first `submit` since events were last handled: what is read before they are handled again had come
-        by then). Inputs that lie in shared memory are given as `shared`, too: workers read them there, and they are
-        released when nothing needs them.
+        by then). Its trace counts its time from when it may begin. Inputs that lie in shared memory are given as
+        `shared`, too: workers read them there, and they are released when nothing needs them.
         Raises RejectedError once the runtime is closed, and RequestError when the tensors alone exceed the memory that
-        a pipeline may have.
+        a pipeline may have, or it is to begin later and its models cannot.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
+        self._check_start(pipeline, options)
         read_ns = self._received_ns or self._clock()
         received_ns = received_ns or read_ns
         if len(self._arrivals) >= self._most_waiting:
@@ -239,10 +240,19 @@ class Runtime:
             return self._answer_at_once(pipeline, options, full, received_ns, trace)
         request = self._next_request = self._next_request + 1
         arrival = self._admitted(request, pipeline, inputs, options, client, received_ns, shared)
-        submission = self._opened(arrival, options.id, received_ns, trace, options.parameters)
+        begin_ns = max(received_ns, arrival.not_before_ns)
+        submission = self._opened(arrival, options.id, begin_ns, trace, options.parameters)
         self._received_ns = read_ns
         self._enqueue(arrival)
         return submission
+
+    def _check_start(self, pipeline: str, options: RequestOptions) -> None:
+        """Raise RequestError if a request is to begin later, and its first models run whatever comes at once."""
+        known = self._scheduler.pipelines.get(pipeline) if options.start_after_ns else None
+        for stage in () if known is None else known.roots:
+            if stage.model is not None and stage.model.config.instances is None:
+                expected = f"a model with an instance policy, and {stage.model.config.key} has none"
+                raise RequestError(f"parameter 'start_after_ms': expected {expected}")
 
     def _admitted(
         self,
@@ -272,12 +282,13 @@ class Runtime:
             memory_bytes,
             options.max_cost,
             options.priority,
-            received_ns + options.timeout_ns if options.timeout_ns else 0,
+            received_ns + options.start_after_ns + options.timeout_ns if options.timeout_ns else 0,
             client,
             received_ns,
             options.is_call,
             options.sequence,
             options.min_accuracy,
+            received_ns + options.start_after_ns if options.start_after_ns else 0,
         )
 
     def hold(
@@ -287,6 +298,7 @@ class Runtime:
 
         It is to be ended by `answer_held` or `run_held`, unless it is cancelled or the runtime is closed before.
         """
+        self._check_start(pipeline, options)
         if self._closed or len(self._held) >= self._scheduler.spec.limits.queue_requests:
             return None
         held_bytes = self._held_bytes + options.memory_bytes
@@ -327,6 +339,7 @@ class Runtime:
         self._held_bytes -= self._held.pop(request)
         self._resumed.add(request)
         trace.arrival = arrival
+        trace.arrived_ns = max(trace.arrived_ns, arrival.not_before_ns)
         self._enqueue(arrival)
 
     def _end_held(self, request: int, answer: Answer, *, counted: bool = False) -> None:
@@ -629,6 +642,8 @@ class Runtime:
     def _settle(self, request: int, answer: Answer, *, counted: bool = False) -> None:
         opened = self._open.pop(request)
         trace = opened.trace
+        if self._now_ns < trace.arrived_ns:
+            trace.arrived_ns = self._now_ns  # it ended before it was to begin
         trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, self._now_ns
         if answer.outcome is not _COMPLETED:
             self.traces.add_missed(trace)

@@ -49,11 +49,14 @@ class Division(NamedTuple):
             )
 
 
-def core_divisions() -> list[tuple[Partition, ...]]:
-    """Divisions of the usable cores into equal partitions: one for each core first, then half as many, and so on."""
+def core_divisions(least: int = 1) -> list[tuple[Partition, ...]]:
+    """Divisions of the usable cores into equal partitions: one for each core first, then half as many, and so on.
+
+    Only the first may have less than `least` of them.
+    """
     count = len(usable_cores())
     divisions: list[tuple[Partition, ...]] = [default_partitions(count)]
-    while count > 1:
+    while count // 2 >= least:
         count //= 2
         divisions.append(default_partitions(count))
     return divisions

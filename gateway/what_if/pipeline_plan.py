@@ -65,8 +65,8 @@ class Planning(NamedTuple):
         models = self.models(pipeline)
         if note:
             assumptions.append(note)
-        tables, used = latency_tables(models, self.partitions, self.directory, self.announce)
         spec = planned_spec(self.config, models, pipeline, self.partitions, assumptions)
+        tables, used = latency_tables(models, self.partitions, self.directory, self.announce)
         what_if = WhatIf(spec, tables, {pipeline_key(pipeline): probabilities}, load.percentile / 100)
         settings = load.planner, load.planner_settings
         question = PlanQuestion(ms_to_ns(slo_ms), load.rate, *settings, tuple(assumptions), tuple(used))

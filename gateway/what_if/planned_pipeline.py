@@ -6,7 +6,7 @@ Each function adds what it assumes to `assumptions`, for the answer to show.
 from pathlib import Path
 
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
-from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.batcher.settings.spec_builder import build_spec, check_competition, pipeline_key
 from sluice.gateway.config.configured_partitions import partition_config
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.stored_profiles import look_up, model_memory
@@ -85,10 +85,13 @@ def planned_spec(
     partitions: tuple[Partition, ...],
     assumptions: list[str],
 ) -> SchedulerSpec:
-    """The scheduler's spec as a server with this configuration builds it, with this pipeline only."""
+    """The scheduler's spec as a server with this configuration builds it, with this pipeline only.
+
+    Raises ConfigError as a server does, for example for a stage that is to compete on more partitions than there are.
+    """
     specs = [entry.spec for entry in models]
     configs = [partition_config(config, each) for each in partitions]
-    return build_spec(
+    spec = build_spec(
         specs,
         config.with_defaults([pipeline]),
         configs,
@@ -98,6 +101,8 @@ def planned_spec(
         default_policy=config.policy.config(),
         memory_of=_memory(models, configs, assumptions) if any(each.memory_bytes for each in configs) else None,
     )
+    check_competition(spec.pipelines, spec.partitions)
+    return spec
 
 
 def _memory(models: list[ModelEntry], partitions: list[PartitionConfig], assumptions: list[str]) -> dict[str, int]:

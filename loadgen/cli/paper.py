@@ -2,7 +2,8 @@
 
 import argparse
 import os
-import time
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from sluice.loadgen.papers.experiment_page import (
     experiments_page,
 )
 from sluice.loadgen.papers.plot_svg import plot_svg
+from sluice.loadgen.papers.side_by_side import play_side_by_side
+from sluice.loadgen.run.processes import MAX_PROCESSES
 from sluice.models.errors import ConfigError
 from sluice.models.text_table import table_lines
+from sluice.mps.partitions.cpu import available_cores
 
 _ALL = "all"
 _EPILOG = "exit codes: 0 all gates met, 1 usage, 2 a gate missed, 4 interrupted"
@@ -46,6 +50,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seeds", type=int, default=10, metavar="N", help="runs where chance has a part (default 10)")
     add("--quick", action="store_true", help="shorter runs: at most 20 s an experiment")
+    add(
+        "--procs",
+        type=int,
+        default=min(len(available_cores()), MAX_PROCESSES),
+        metavar="N",
+        help="experiments that run at a time, each in a process (default: the cores)",
+    )
     add("--json", metavar="FILE", help="also write the findings as JSON")
     add("--plot", metavar="DIR", help="also write the plots as SVG files to this folder")
     add("--out", metavar="FILE", help="also write a page in Markdown, with the tables behind the findings")
@@ -59,28 +70,16 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.seeds < 1:
-        raise ConfigError(f"--seeds: expected at least 1, got {options.seeds}")
+    _check(options)
     effort = Effort(options.seeds, options.quick)
-    for option, file in (("--json", options.json), ("--out", options.out)):
-        if file is not None and not Path(file).absolute().parent.is_dir():
-            raise ConfigError(f"{option}: expected a file in a folder that exists, got {file}")
-    if options.plot is not None and not Path(options.plot).is_dir():
-        raise ConfigError(f"--plot: expected a folder that exists, got {options.plot}")
     chosen = _chosen(options.names)
-    played: list[PlayedExperiment] = []
-    interrupted = False
-    try:
-        for experiment in chosen:
-            started_s = time.monotonic()
-            report = experiment.run(effort)
-            played.append(PlayedExperiment(experiment, report, time.monotonic() - started_s))
-            print(experiment_text(played[-1]), flush=True)
-            for plot in report.plots if options.plot is not None else ():
-                Path(options.plot, f"{experiment.name}-{plot.name}.svg").write_text(plot_svg(plot), encoding="utf-8")
-    except KeyboardInterrupt:
-        interrupted = True
-        print(f"INTERRUPTED: {len(played)} of {len(chosen)} experiments have run")
+    played, interruption = _play(chosen, effort, options.procs)
+    interrupted = bool(interruption)
+    if interrupted:
+        print(f"{interruption}: {len(played)} of {len(chosen)} experiments have run")
+    for each in played if options.plot is not None else ():
+        for plot in each.report.plots:
+            Path(options.plot, f"{each.experiment.name}-{plot.name}.svg").write_text(plot_svg(plot), encoding="utf-8")
     if options.json is not None:
         Path(options.json).write_bytes(experiments_json(played, effort, interrupted=interrupted))
     if options.out is not None:
@@ -89,6 +88,40 @@ def _run(options: argparse.Namespace) -> int:
     if interrupted:
         return INVALID
     return MISSED if any(each.report.verdict is GateVerdict.MISSED for each in played) else MET
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds: expected at least 1, got {options.seeds}")
+    if not 1 <= options.procs <= MAX_PROCESSES:
+        raise ConfigError(f"--procs: expected 1 to {MAX_PROCESSES}, got {options.procs}")
+    for option, file in (("--json", options.json), ("--out", options.out)):
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise ConfigError(f"{option}: expected a file in a folder that exists, got {file}")
+    if options.plot is not None and not Path(options.plot).is_dir():
+        raise ConfigError(f"--plot: expected a folder that exists, got {options.plot}")
+
+
+def _play(chosen: list[PaperExperiment], effort: Effort, processes: int) -> tuple[list[PlayedExperiment], str]:
+    """Play experiments and print them in their order; returns those that ended, and what interrupted the others."""
+    ended: dict[int, PlayedExperiment] = {}
+    printed = 0
+    interruption = ""
+    try:
+        with closing(play_side_by_side(chosen, effort, processes)) as playing:
+            for place, each in playing:
+                ended[place] = each
+                while printed in ended:
+                    print(experiment_text(ended[printed]), flush=True)
+                    printed += 1
+    except KeyboardInterrupt:
+        interruption = "INTERRUPTED"
+    except BrokenProcessPool:
+        interruption = "INTERRUPTED by the loss of a process, perhaps for want of memory"
+    played = [ended[place] for place in sorted(ended)]
+    for each in played[printed:]:
+        print(experiment_text(each), flush=True)
+    return played, interruption
 
 
 def _chosen(names: list[str]) -> list[PaperExperiment]:

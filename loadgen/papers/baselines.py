@@ -149,8 +149,8 @@ EXPERIMENT = PaperExperiment(
     "Apache OpenWhisk, sharding container pool balancer; TensorFlow Serving, shared batch scheduler",
     given="the hash and the steps; the names and the meaning of the batching parameters",
     assumed=(
-        "all models are asked for equally often, a node is never full of other work, and its memory is a list of the "
-        "models asked for last, without a scheduler; two models with batches of 1.2 to 4.2 ms, "
+        "all models are asked for equally often, a node is busy with them for a fifth of its time, and a load takes "
+        "half as long as a run; two models with batches of 1.2 to 4.2 ms, "
         "requests of one to three rows, and the parameters of the table's runs: at most 32 rows, 2 ms, "
         "4 batches that wait, one thread a model, sizes 4, 8, 16 and 32"
     ),

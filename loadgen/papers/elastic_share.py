@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from sluice.loadgen.papers.engines.gpu_use import GpuPower
 from sluice.loadgen.papers.engines.shared_device import BurstJob, ShareCap, SharingResult, run_jobs
-from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, gated
+from sluice.loadgen.papers.experiment import Effort, ExperimentFinding, ExperimentReport, PaperExperiment, Plot, gated
 
 PUBLISHED_CHANGE = {"0.1": -0.80, "0.9": 0.15}
 """Change of each workflow's completion time, from hard to elastic shares."""
@@ -25,6 +26,12 @@ BESIDE_HARD = (BurstJob("0.1", 0.1, 1.0), BurstJob("0.9", 0.9, 1.0, cap=ShareCap
 """The job at 0.9 has a hard cap and lends its idle share to the other."""
 
 
+JOB_GB = 2.0
+"""Memory of a share in the paper's Table 3, which its job holds until it ends."""
+POWER = GpuPower(off_w=25, on_w=60, busy_w=200)
+"""Assumed of a Quadro RTX 6000, whose limit is 260 W."""
+
+
 class ShareCase(msgspec.Struct, frozen=True):
     """One workload with its batch duration on the whole GPU, and the result under each cap."""
 
@@ -35,6 +42,16 @@ class ShareCase(msgspec.Struct, frozen=True):
     def change(self, job: str, cap: ShareCap) -> float:
         """Relative change of a job's completion time against hard shares."""
         return self.results[cap].end_s[job] / self.results[ShareCap.HARD].end_s[job] - 1
+
+    def memory_gb(self, cap: ShareCap) -> float:
+        """The mean of the memory in use until the last end."""
+        ends = self.results[cap].end_s.values()
+        return JOB_GB * sum(ends) / max(ends)
+
+    def energy_j(self, cap: ShareCap) -> float:
+        """The energy of the GPU until the last end."""
+        last_s = max(self.results[cap].end_s.values())
+        return POWER.energy_kj(last_s, last_s, last_s * self.results[cap].utilisation) * 1000
 
 
 def cases() -> Iterator[ShareCase]:
@@ -72,6 +89,7 @@ def run(effort: Effort) -> ExperimentReport:
     steady = runs[0]
     small, large = (steady.change(job, ShareCap.ELASTIC) for job in PUBLISHED_CHANGE)
     gained = steady.results[ShareCap.ELASTIC].utilisation - steady.results[ShareCap.HARD].utilisation
+    energy_j = {cap: steady.energy_j(cap) for cap in ShareCap}
     findings = (
         gated(
             "time of the job with 0.1, elastic against hard",
@@ -88,8 +106,31 @@ def run(effort: Effort) -> ExperimentReport:
             is_met=large <= 0.15,
         ),
         ExperimentFinding("time for which the GPU is busy", f"{gained * 100:+.0f} points", "+73.5 %"),
+        ExperimentFinding(
+            "mean memory in use, hard and elastic",
+            " and ".join(f"{steady.memory_gb(cap):.1f} GB" for cap in (ShareCap.HARD, ShareCap.ELASTIC)),
+        ),
+        ExperimentFinding(
+            "energy of the GPU, elastic against hard",
+            f"{energy_j[ShareCap.ELASTIC] / energy_j[ShareCap.HARD] - 1:+.0%} "
+            f"({energy_j[ShareCap.HARD]:.0f} J, {energy_j[ShareCap.ELASTIC]:.0f} J)",
+        ),
     )
-    return ExperimentReport(findings, (table(runs),))
+    plot = Plot(
+        "times",
+        "Times of two jobs of one second of the whole GPU, by the kind of their shares",
+        "share of the job",
+        "seconds",
+        tuple(
+            (
+                cap.value,
+                tuple((float(place), steady.results[cap].end_s[job]) for place, job in enumerate(PUBLISHED_CHANGE)),
+            )
+            for cap in ShareCap
+        ),
+        groups=tuple(PUBLISHED_CHANGE),
+    )
+    return ExperimentReport(findings, (table(runs),), (plot,))
 
 
 EXPERIMENT = PaperExperiment(
@@ -97,6 +138,7 @@ EXPERIMENT = PaperExperiment(
     "two jobs at 0.1 and 0.9 of a GPU, capped, elastic and uncapped",
     "Satzke et al., Efficient GPU Sharing for Serverless Workflows (KNIX), HiPS 2021",
     given="the two shares, and the changes of the times",
-    assumed="each job needs one second of the whole GPU, in batches of 10 or 50 ms that are not stopped",
+    assumed="each job needs one second of the whole GPU, in batches of 10 or 50 ms that are not stopped; a job holds 2 "
+    "GB until it ends; the GPU takes 60 W while there are jobs, and 260 W when it is busy",
     run=run,
 )

@@ -74,7 +74,8 @@ class Effort(msgspec.Struct, frozen=True):
 class PaperExperiment(msgspec.Struct, frozen=True):
     """An experiment of a paper: `given` is what is the paper's, and `assumed` what had to be added.
 
-    The same effort gives the same report.
+    The same effort gives the same report, unless it `measures_machine`: then it times this machine, and no other
+    experiment runs beside it.
     """
 
     name: str
@@ -83,6 +84,7 @@ class PaperExperiment(msgspec.Struct, frozen=True):
     given: str
     assumed: str
     run: Callable[[Effort], ExperimentReport]
+    measures_machine: bool = False
 
 
 def gated(

@@ -169,20 +169,20 @@ def run(effort: Effort) -> ExperimentReport:
 
 def _ours(seeds: Sequence[int]) -> ExperimentFinding:
     """The cost that the exact planner loses, beside an enumeration, and beside fronts that are never thinned."""
-    lost = []
+    beside_all, beside_whole = [], []
     for stages, options in ENUMERATED.items():
         for slack in SLACKS.values():
             for seed in seeds:
                 few, whole = chain(seed, stages, slack, options), chain(seed, stages, slack)
-                lost.append(_lost(plan_exact(few), plan_brute_force(few)))
-                lost.append(_lost(plan_exact(whole), ExactPlanner(whole, NO_LIMIT).paths()))
+                beside_all.append(_lost(plan_exact(few), plan_brute_force(few)))
+                beside_whole.append(_lost(plan_exact(whole), ExactPlanner(whole, NO_LIMIT).paths()))
     tried = ", ".join(f"{options} options at {stages} stages" for stages, options in ENUMERATED.items())
     return gated(
         f"cost that the exact planner loses, at most, where all paths can be tried ({tried}) and at 256 options",
-        f"{max(lost):.2%}",
+        f"{max(*beside_all, *beside_whole):.2%}",
         gate="0",
-        is_met=max(lost) < 1e-9,
-        why="its fronts were thinned",
+        is_met=max(*beside_all, *beside_whole) < 1e-9,
+        why=f"{max(beside_all):.2%} beside all paths, and {max(beside_whole):.2%} beside fronts that are not thinned",
     )
 
 
@@ -208,6 +208,10 @@ def _groups(stages: int, results: Sequence[SplitResult]) -> ExperimentFinding:
 
 def _strict_and_relaxed(played: dict[tuple[int, str], list[SplitResult]]) -> ExperimentFinding:
     strict, relaxed = (median(each.both for each in played[3, name]) for name in ("strict", "relaxed"))
+    left = ", ".join(
+        f"{median(each.cost / each.none for each in played[3, name]):.2%} where it is {name}"
+        for name in ("strict", "relaxed")
+    )
     return ExperimentFinding(
         "partial paths that both blades leave, 3 stages, strict and relaxed",
         f"{strict:,.0f} and {relaxed:,.0f}",
@@ -215,8 +219,7 @@ def _strict_and_relaxed(played: dict[tuple[int, str], list[SplitResult]]) -> Exp
         verdict=GateVerdict.SHOWN if strict <= relaxed else GateVerdict.DIFFERS,
         why=""
         if strict <= relaxed
-        else "the fifth best path costs little more than the cheapest options where the objective is relaxed, so that "
-        "the cost blade cuts most; where it is strict, cheap options are left that no path in time can have",
+        else f"the cost blade, which goes by what the best paths in time cost, leaves {left}",
     )
 
 

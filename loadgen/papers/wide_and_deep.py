@@ -155,11 +155,11 @@ def play(seed: int, seconds: float) -> DagRun:
     return DagRun(len(asked), sum(outcomes[request] == 1 for request in asked), answered)
 
 
-def longest_plan_ms(seed: int) -> float:
-    """The processor time of the plan that takes longest, each pipeline planned by itself."""
+def longest_plan_ms(seed: int) -> tuple[float, int]:
+    """The processor time of the plan that takes longest, each pipeline planned by itself, and the stages of that."""
     spec = spec_of(seed)
     observed = {name: {KIND: table} for name, table in tables().items()}
-    longest = 0.0
+    longest = 0.0, 0
     for pipeline in spec.pipelines:
         alone = msgspec.structs.replace(spec, pipelines=(pipeline,))
         took_s = []
@@ -167,7 +167,7 @@ def longest_plan_ms(seed: int) -> float:
             began_s = time.process_time()
             build_plan(alone, Observed(observed, {pipeline.name: 1.0}, {}))
             took_s.append(time.process_time() - began_s)
-        longest = max(longest, 1000 * min(took_s))
+        longest = max(longest, (1000 * min(took_s), len(pipeline.stages)))
     return longest
 
 
@@ -176,7 +176,7 @@ def run(effort: Effort) -> ExperimentReport:
     seeds = range(1, (1 if effort.quick else min(effort.seeds, 3)) + 1)
     runs = [play(seed, QUICK_SECONDS if effort.quick else SECONDS) for seed in seeds]
     requests, once, answered = (sum(getattr(each, name) for each in runs) for name in ("requests", "once", "answered"))
-    plan_ms = longest_plan_ms(1)
+    plan_ms, longest = longest_plan_ms(1)
     findings = (
         gated(
             f"requests with one outcome, {DAGS} pipelines up to {DEEPEST} stages deep and {WIDEST} wide",
@@ -194,7 +194,7 @@ def run(effort: Effort) -> ExperimentReport:
             f"at most {PLAN_MS} ms" if plan_ms <= PLAN_MS else f"{plan_ms:.0f} ms",
             gate=f"at most {PLAN_MS} ms",
             is_met=plan_ms <= PLAN_MS,
-            why="the waits of stages beside each other are looked at in pairs",
+            why=f"that is the plan of a pipeline with {longest} stages",
         ),
         ExperimentFinding(
             "stages of a pipeline that a server takes, at most; more are refused at load", str(MAX_STAGES)

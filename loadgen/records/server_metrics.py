@@ -20,6 +20,7 @@ _LABELS = {
     "sluice_batch_rows_count": ("model", "partition"),
     "sluice_stage_rows_total": ("pipeline", "stage"),
     "sluice_cost_total": ("pipeline", ""),
+    "sluice_model_loads_total": ("cause", ""),
 }
 _TIMEOUT_S = 5.0
 

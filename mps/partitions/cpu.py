@@ -4,7 +4,7 @@ import os
 import zlib
 from collections.abc import Collection, Sequence
 
-from sluice.models.errors import PartitionError
+from sluice.models.errors import InfeasibleLayout, PartitionError
 from sluice.mps.partitions.host import cgroup_names, cpu_quota
 from sluice.mps.partitions.partition import CpuPartition, Partition
 
@@ -53,7 +53,8 @@ def default_partitions(count: int | None = None) -> tuple[CpuPartition, ...]:
 def check_partitions(partitions: Sequence[Partition]) -> None:
     """Raise PartitionError unless names are unique, cores available, and the cores of CPU partitions disjoint.
 
-    The host cores of GPU partitions may be shared, and need not be given.
+    It is InfeasibleLayout for a core of two partitions. The host cores of GPU partitions may be shared, and need not be
+    given.
     """
     available = available_cores()
     owners: dict[int, str] = {}
@@ -73,7 +74,7 @@ def check_partitions(partitions: Sequence[Partition]) -> None:
             if not ours:
                 continue
             if core in owners:
-                raise PartitionError(
+                raise InfeasibleLayout(
                     f"partition {partition.name}: core {core} already belongs to partition {owners[core]}"
                 )
             owners[core] = partition.name

@@ -89,7 +89,7 @@ SERVER = Section(
         "late": "What happens to an admitted request that turns out late, for pipelines and models that do not say: "
         "`serve` answers it late, `evict` gives it up ([pipelines](../start/pipelines.md#late-requests)).",
         "percentile": "Which share of the admitted requests is to be in time, in percent, for pipelines and models "
-        "that do not say; above 50 and below 100.",
+        "that do not say; above 50 and at most 100.",
         "instances": "The rule by which models share partitions: a name, or a mapping with settings of it. See "
         "[below](#instances).",
         "client_key": "Name of the HTTP header or gRPC metadata key, in lower case, whose value tells clients apart, "
@@ -335,6 +335,8 @@ SECTIONS = (
             "prewarm": "When models of later stages are loaded: `jit`, `speculative` or `off`.",
             "path": "How the most likely path through a pipeline is found: `product` or `greedy`.",
             "min_probability": "Stages with a lower probability are not prewarmed.",
+            "on_miss": "What is prewarmed for a request that leaves the most likely path: the models of the most "
+            "likely path from there (`replan`), or nothing more (`stop`).",
             "packing": "The [policy](../operate/residency.md#packing) that says which models may share a partition: "
             "`exclusive`, `best_fit`, `first_fit_decreasing`, `cbp`, `pp` or `peak_safe`, or a mapping with such a "
             "`name` and its parameters.",
@@ -349,6 +351,8 @@ SECTIONS = (
             "memory_mb": "Tensors of all open requests, in MiB; requests beyond it are refused. Half of it is kept for "
             "the pipelines and models in equal parts, so that none of them can take everything.",
             "hand_off_us": "Least time of a batch on its way to a worker and back, in microseconds.",
+            "straggler_factor": "A batch runs elsewhere as well once it takes this many times its median, a number "
+            "above 1; without one by the [default rule](../operate/faults.md#batches-that-take-too-long).",
             "input_arena_mb": "Shared memory for inputs of batches, in MiB. Half of it receives large requests.",
             "output_arena_mb": "Shared memory for the outputs of each worker, in MiB.",
         },
@@ -675,8 +679,9 @@ def _policies() -> Iterator[str]:
         yield f"**`{policy.name}`** {first}"
         if fields := msgspec.structs.fields(policy.settings):
             rows = [
-                (code(field.name), _default(field), _option(field.name), _description(policy.name, field))
+                (code(field.name), _default(field), option, _description(policy.name, field))
                 for field in fields
+                for option in ["" if field.name in ServerConfig.__struct_fields__ else _option(field.name)]
             ]
             yield table(("Key", "Default", "Option", ""), rows)
 
@@ -738,8 +743,8 @@ metadata report this."""
 _REMOTE = """A mapping in place of the list has partitions of this machine and of others, whose workers are servers of
 their own (`sluice worker`). See [remote partitions](../operate/remote.md)."""
 
-_POLICY = """`--policy` replaces the whole policy of the
-file; the other options change only their key."""
+_POLICY = """A policy is written as its name, such as `policy: aimd`, or with its keys. `--policy` replaces the
+whole policy of the file; the other options change only their key."""
 
 _OBJECTIVES = """With the objective `latency`, a request never waits while a partition is idle, except for a tenth
 of its own time. With `cost`, a batch that is not worthwhile yet starts as late as deadlines safely allow, so that
@@ -756,9 +761,10 @@ has the sizes.
 [overload](#statuses); inputs of other shapes have a queue of their own. A batch that is padded runs with its last row
 repeated, and is predicted to take the time of the size that it runs with. The metric `sluice_batch_padded_rows_total`
 counts what was added. Three kinds of batches are not padded: those of Python models, which see their requests; one
-request that is larger than all sizes; and those of models whose own maximum is below the smallest size. Sizes above a
-model's own maximum do not count. TensorFlow Serving shares its threads among all models; here, each model has
-`num_batch_threads` of its own."""
+request that is larger than all sizes; and those of models whose batches have one row. A size above a model's own
+`max_batch_size` is refused at load: where the models of a server take different batches, give each the sizes that it
+takes, in `models`. TensorFlow Serving shares its threads among all models; here, each model has `num_batch_threads` of
+its own."""
 
 _EXAMPLE = """```yaml
 host: 0.0.0.0                 # all interfaces

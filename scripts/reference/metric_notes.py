@@ -33,6 +33,7 @@ UNITS = {
     "sluice_plan_fallbacks_total": "batches",
     "sluice_model_loads_total": "loads",
     "sluice_model_evictions_total": "evictions",
+    "sluice_model_prewarms_total": "loads",
     "sluice_instance_choices_total": "partitions",
     "sluice_instance_steals_total": "partitions",
     "sluice_models": "versions",

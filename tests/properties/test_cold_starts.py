@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
+from sluice.batcher.interface.config import (
+    PartitionConfig,
+    PipelineConfig,
+    ScheduledModel,
+    SchedulerSpec,
+    StageConfig,
+    WhenConfig,
+)
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CombineOutputs,
@@ -31,7 +38,15 @@ from sluice.batcher.interface.events import (
     RequestCancelled,
     ServingChanged,
 )
-from sluice.batcher.interface.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
+from sluice.batcher.interface.residency_config import (
+    Eviction,
+    Footprint,
+    Likelihood,
+    Loading,
+    OnMiss,
+    Prewarm,
+    ResidencyConfig,
+)
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -67,6 +82,17 @@ PIPELINES = (
     cascade("d", "e", name="tight", late=Late.EVICT),
     chain("e", "f", "g", name="chain", slo_ns=60 * MS),
     ensemble("g", "h", name="ensemble"),
+    PipelineConfig(
+        "branches",
+        (
+            StageConfig("start", "a"),
+            StageConfig("left", "c", when=WhenConfig(0, 0, 0.6)),
+            StageConfig("right", "d", when=WhenConfig(0, 0, 0.4)),
+            StageConfig("after left", "e", (1,)),
+            StageConfig("after right", "f", when=WhenConfig(2, 0, 0.5)),
+            StageConfig("last", "g", (4,)),
+        ),
+    ),
     PipelineConfig("family", (StageConfig("any", "f", variants=("f", "h")),), slo_ns=50 * MS),
 )
 RESIDENCIES = st.builds(
@@ -79,6 +105,7 @@ RESIDENCIES = st.builds(
     st.sampled_from(Prewarm),
     st.sampled_from(Likelihood),
     packing=st.sampled_from((None, POLICIES["exclusive"], POLICIES["best_fit"], PeakSafe(headroom_mib=2))),
+    on_miss=st.sampled_from(OnMiss),
 )
 
 
@@ -143,6 +170,9 @@ class Trial:
             priority=int(key == "b"),
         )
 
+    def _sent(self, event: RequestArrived, now_ns: int) -> RequestArrived:
+        return event
+
     def run(self, requests: int) -> None:
         draw = self.random
         for name in self.capacity:
@@ -156,7 +186,7 @@ class Trial:
             cost = draw.choice([None, None, None, 0.1])
             deadline_ns = now_ns + draw.choice([5, 20, 60, 500, DAY_MS]) * MS
             event = RequestArrived(request, pipeline, draw.randint(1, 3), deadline_ns, key, max_cost=cost)
-            arrivals.append((now_ns, event))
+            arrivals.append((now_ns, self._sent(event, now_ns)))
             if draw.random() < 0.05:
                 self.simulator.at(now_ns + draw.randint(0, 20) * MS, RequestCancelled(request))
         lost = draw.sample(list(self.capacity), 2)

@@ -1,14 +1,21 @@
 """Instance policies under random faults: every request has one outcome, memory is kept, and journals replay."""
 
+import random
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.batcher.interface.config import ScheduledModel
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch
+from sluice.batcher.interface.events import AnyEvent, RequestArrived
 from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule
 from sluice.batcher.interface.residency_config import ResidencyConfig
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.loadgen.papers.engines.model_pool import PooledModel, play_pool
-from tests.properties.test_cold_starts import RESIDENCIES, Trial
+from tests.properties.test_cold_starts import DAY_MS, RESIDENCIES, Trial
+from tests.support.scheduling.builders import MS
 
 RULES = [rule for rule in InstanceRule if rule is not InstanceRule.LOCALITY]
 POLICIES = st.builds(InstanceConfig, st.sampled_from(RULES), st.booleans())
@@ -25,11 +32,30 @@ class PooledTrial(Trial):
         policies: tuple[InstanceConfig, InstanceConfig],
     ) -> None:
         first, second = policies
+        self._ahead = random.Random(seed)
+        self.not_before: dict[int, int] = {}
         self.instances = dict.fromkeys("abefg", first) | dict.fromkeys("cstu", second)
         super().__init__(seed, residency, memory, known=bool(seed % 2))
 
     def _model(self, key: str, known: bool) -> ScheduledModel:
-        return msgspec.structs.replace(super()._model(key, known), instances=self.instances.get(key))
+        policy = TimeoutConfig() if key in "be" else DeadlineSettings()
+        return msgspec.structs.replace(super()._model(key, known), instances=self.instances.get(key), policy=policy)
+
+    def _sent(self, event: RequestArrived, now_ns: int) -> RequestArrived:
+        """A third of the requests is sent ahead of its time."""
+        ahead_ns = self._ahead.choice((0, 0, self._ahead.randint(1, 40 * MS)))
+        if not ahead_ns:
+            return event
+        self.not_before[event.request] = now_ns + ahead_ns
+        return msgspec.structs.replace(
+            event, not_before_ns=now_ns + ahead_ns, deadline_ns=min(event.deadline_ns + ahead_ns, DAY_MS * MS)
+        )
+
+    def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        super()._observe(now_ns, event, decisions)
+        for decision in decisions:
+            if isinstance(decision, DispatchBatch) and self.instances.get(decision.model):
+                assert all(self.not_before.get(each.request, 0) <= now_ns for each in decision.members)
 
 
 @settings(deadline=None, max_examples=12)

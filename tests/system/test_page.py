@@ -276,6 +276,22 @@ def test_red_is_what_misses_its_objective(browser: Browser, made_up: DocumentSer
         assert [each.get_attribute("data-bad") for each in choices] == ["false", "true"]
 
 
+def test_the_plan_says_who_made_it_and_what_it_fixed(browser: Browser, made_up: DocumentServer) -> None:
+    first = document("ready", int(time.time()))
+    plan = first["pipeline"]["plan"]
+    plan["planner"] = "infless"
+    plan["stages"][0]["rule"] = {"rule": "fixed", "rows": 4, "kind": "cpu1", "wait_ms": 2.5}
+    plan["stages"][1]["rule"] = {"rule": "search", "share": 0.4}
+    with watched_offline(browser, made_up, first) as page:
+        expect(page.locator("#plan-built")).to_contain_text("made by infless 10")
+        titles = [row.locator("td").first.get_attribute("title") for row in page.locator("#plan-rows tr").all()[2:5]]
+        assert titles == [
+            "until the next plan: 4 rows on cpu1, or fewer after 2.50\u00a0ms",
+            "searched again for each batch, within 40\u00a0% of the time that is left",
+            "",
+        ]
+
+
 def test_troubles_that_may_not_be_seen_are_not_said_to_be_none(browser: Browser, made_up: DocumentServer) -> None:
     first = {**document("ready", int(time.time())), "troubles": []}
     with watched_offline(browser, made_up, first) as page:

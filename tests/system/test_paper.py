@@ -1,32 +1,40 @@
 import json
 from pathlib import Path
 
-import numpy as np
+import pytest
 
 from sluice.loadgen.cli.main import main
-from sluice.loadgen.papers.pipelines import ESCALATED, ROWS, write_repository
-from tests.support.gateway.server import gateway_server
+from sluice.loadgen.papers.engines import live_shares
+from sluice.mps.partitions.cpu import available_cores
 
 
 def test_an_experiment_measures_a_server_of_its_own(tmp_path: Path) -> None:
-    document = tmp_path / "found.json"
-    assert main(["paper", "run", "pipelines", "--quick", "--json", str(document)]) in (0, 2)
+    document, page = tmp_path / "found.json", tmp_path / "page.md"
+    assert main(["paper", "run", "pipelines", "--quick", "--json", str(document), "--out", str(page)]) in (0, 2)
     (experiment,) = json.loads(document.read_bytes())["experiments"]
-    ensemble, cascade, gain = experiment["findings"]
-    assert (ensemble["published"], cascade["published"]) == ("0.629", "0.709")
-    assert min(float(each["ours"]) for each in (ensemble, cascade, gain)) > 0
+    assert [each["published"] for each in experiment["findings"][:4]] == ["0.629", "0.709"] * 2
+    assert min(float(each["ours"].split()[0]) for each in experiment["findings"][:6]) > 0
+    assert [each["verdict"] for each in experiment["findings"][6:]] == ["met", "met"], "objects, played and live"
+    table = page.read_text()
+    assert "| ensemble | in JSON | 3.00 |" in table, "the client asks for three models"
+    assert "| cascade | in binary | 2.33 |" in table, "a third of the images goes on to a third one"
 
 
-def test_the_cascade_of_the_experiment_escalates_the_share_of_rows_that_it_counts_with(tmp_path: Path) -> None:
-    rows = np.load(write_repository(tmp_path))["x"]
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [ROWS, 64], "data": rows.ravel().tolist()}]}
-    with gateway_server(tmp_path / "repository", tmp_path) as server:
-        status, _, answer = server.request("POST", "/v2/models/cascade/infer", json.dumps(body).encode())
-        assert status == 200, answer
-        _, _, metrics = server.request("GET", "/metrics")
-    escalated = next(
-        float(line.split()[-1])
-        for line in metrics.decode().splitlines()
-        if line.startswith("sluice_stage_rows_total") and 'pipeline="cascade:1",stage="large"' in line
-    )
-    assert escalated == ROWS * ESCALATED
+def test_a_server_whose_accelerator_is_emulated_refuses_a_share_that_another_has(tmp_path: Path) -> None:
+    document = tmp_path / "found.json"
+    assert main(["paper", "run", "knix", "--quick", "--json", str(document)]) == 0
+    (experiment,) = json.loads(document.read_bytes())["experiments"]
+    (refusal,) = (each["ours"] for each in experiment["findings"] if each["gate"] == "409 with the numbers")
+    assert refusal.startswith("409: GPU-")
+    assert refusal.endswith(": 120 % are requested (50 % for share1, 70 % for share0), 100 % are free")
+
+
+def test_cores_and_loads_are_measured_on_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_shares, "CHANNELS", (8, 8))  # a small network
+    cores = available_cores()
+    times = live_shares.share_cores(tmp_path, cores, batches=2, loads=1)
+    for worker_s, client_s in zip(times.in_worker.shared_s, times.at_client.shared_s, strict=True):
+        assert 0 < worker_s < client_s, "the client's time has the way to the worker"
+    assert times.in_worker.bare_s == times.at_client.bare_s
+    assert len(times.same_s) == len(times.other_s) == (len(cores) > 1)
+    assert all(time_s > 0 for time_s in (*times.in_worker.bare_s, *times.same_s, *times.other_s))

@@ -228,3 +228,13 @@ def test_an_escalation_that_is_none(capsys: pytest.CaptureFixture[str], escalati
     with pytest.raises(SystemExit):
         main(["plan", "cascade", "--escalation", escalation])
     assert f"expected STAGE=P with P from 0 to 1, got '{escalation}'" in capsys.readouterr().err
+
+
+def test_a_stage_that_competes_on_more_partitions_than_there_are_is_refused(sluice: Sluice, repository: Path) -> None:
+    (repository / "cascade" / "pipeline.yaml").write_text(CASCADE.replace("request.x}}", "request.x}, compete: {}}", 1))
+    done = sluice("plan", "cascade", "--repository", repository, "--partitions", "cpu1")
+    assert (done.status, done.out) == (2, "")
+    assert done.err == (
+        "sluice: pipeline cascade:1: stages.small.compete: 1 partition may hold model small:1; expected at least 2, "
+        "one for each copy\n"
+    )

@@ -31,6 +31,7 @@ _STAGE = {
 _PLAN = {
     "in_force": True,
     "reason": "",
+    "planner": "exact",
     "built_s": 1767225590.0,
     "rate": 212.0,
     "highest_rate": 810.0,
@@ -49,6 +50,7 @@ _PLAN = {
             "seen_ms": 0.17,
             "predicted_share": 1.0,
             "seen_share": 1.0,
+            "rule": None,
         }
     ],
     "stages_more": 0,

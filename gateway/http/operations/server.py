@@ -80,6 +80,7 @@ _EXPLANATION = {
     "sentence": "It was answered 47.2 ms before its deadline; the largest part of 2.8 ms was transfer to workers and "
     "back: 1.1 ms, 0.6 ms of it for stage 'prep' on cpu0.",
     "trace_id": "",
+    "start_after_ms": 0.0,
 }
 _CLASS = {
     "wanted": 3,

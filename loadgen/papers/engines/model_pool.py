@@ -1,7 +1,7 @@
-"""Models that share GPUs by an instance policy, each with memory for all of them, in whole steps of time.
+"""Models that share GPUs by an instance policy, each GPU with memory for all or some of them, in whole steps of time.
 
 The product's own scheduler runs them, one request a batch. A GPU that does not hold a model loads it first, and keeps
-it. A request has started when a GPU is chosen for it, before a load.
+it as long as it has the memory. A request has started when a GPU is chosen for it, before a load.
 """
 
 from collections.abc import Sequence
@@ -76,9 +76,17 @@ class PoolRun(msgspec.Struct, frozen=True):
 
 
 def play_pool(
-    policy: InstanceConfig, models: Sequence[PooledModel], gpus: int, arrivals: Sequence[tuple[float, str]]
+    policy: InstanceConfig,
+    models: Sequence[PooledModel],
+    gpus: int,
+    arrivals: Sequence[tuple[float, str]],
+    *,
+    held: int | None = None,
 ) -> PoolRun:
-    """Play requests, (step, model) in ascending order, to the last one; if the policy looks ahead, all come at once."""
+    """Play requests, (step, model) in ascending order, to the last one; if the policy looks ahead, all come at once.
+
+    A GPU holds at most `held` models (None: all).
+    """
     steps = {model.name: (round(model.load * STEP_NS), LatencyTable.from_ms({1: model.run})) for model in models}
     spec = SchedulerSpec(
         tuple(
@@ -93,9 +101,9 @@ def play_pool(
             for name, (load_ns, table) in steps.items()
         ),
         tuple(PipelineConfig(name, (StageConfig(name, name),)) for name in steps),
-        tuple(PartitionConfig(f"GPU{number + 1}", KIND, memory_bytes=len(steps)) for number in range(gpus)),
+        tuple(PartitionConfig(f"GPU{number + 1}", KIND, memory_bytes=held or len(steps)) for number in range(gpus)),
         Limits(queue_requests=len(arrivals) + 1, hand_off_ns=0),
-        ResidencyConfig(Loading.DEMAND),
+        ResidencyConfig(Loading.DEMAND, min_resident_ns=0),
     )
     chosen_ns: dict[str, int] = {}
     started: list[tuple[int, int, int, bool]] = []

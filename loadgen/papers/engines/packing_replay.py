@@ -56,13 +56,15 @@ class ReplayResult(msgspec.Struct, frozen=True):
     """All jobs in the order of their ends, and the peak memory in use on a device.
 
     `memory_mib` is the mean of the memory in use on all devices together, from the first arrival to the last end.
-    `working_s` says for how long as many jobs were in their last phases together, by their number.
+    `working_s` says for how long as many jobs were in their last phases together, by their number, and `occupied_s` for
+    how long any memory was in use.
     """
 
     jobs: tuple[FinishedJob, ...]
     peak_mib: int
     memory_mib: float
     working_s: dict[int, float]
+    occupied_s: float
 
     @property
     def makespan_s(self) -> float:
@@ -99,6 +101,7 @@ def replay(
         max(replay.peaks.values()),
         replay.memory_mib_ns / (replay.now_ns - began_ns),
         {count: ns / NS_PER_S for count, ns in sorted(replay.working_ns.items())},
+        replay.occupied_ns / NS_PER_S,
     )
 
 
@@ -163,6 +166,7 @@ class _Replay:
         self.sampled_ns = self.now_ns
         self.memory_mib_ns = 0
         self.working_ns = Counter[int]()
+        self.occupied_ns = 0
 
     def step(self) -> bool:
         """Process everything due now and advance to the next event; false when nothing is left."""
@@ -267,7 +271,9 @@ class _Replay:
 
     def _account(self, passing_ns: int) -> None:
         """Add the memory and the work of a time in which nothing changes."""
-        self.memory_mib_ns += passing_ns * sum(each.memory_mib for each in self.running)
+        memory_mib = sum(each.memory_mib for each in self.running)
+        self.memory_mib_ns += passing_ns * memory_mib
+        self.occupied_ns += passing_ns if memory_mib else 0
         self.working_ns[sum(each.phase + 1 == len(each.job.life) for each in self.running)] += passing_ns
 
     def _free(self, name: str) -> int:

@@ -15,6 +15,7 @@ from sluice.batcher.interface.config import (
 )
 from sluice.batcher.interface.decisions import DispatchBatch, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -64,6 +65,7 @@ class PlayedServer:
         partitions: Sequence[str] = ("cpu0",),
         broken: Sequence[BrokenEntry] = (),
         remote: Sequence[str] = (),
+        planner: PlannerConfig | None = None,
     ) -> None:
         models = list(dict.fromkeys(key for each in pipelines for stage in each.stages for key in stage.models))
         self.inventory = PlayedInventory(*partitions, remote=remote)
@@ -75,6 +77,7 @@ class PlayedServer:
             tuple(ScheduledModel(key, 8, DeadlineSettings()) for key in models),
             tuple(map(scheduled, pipelines)),
             tuple(PartitionConfig(name, "cpu1", memory_bytes=1000) for name in partitions),
+            planner=planner or PlannerConfig(),
         )
         self.scheduler = Scheduler(spec, LivePlanner())
         self.meters = Meters(

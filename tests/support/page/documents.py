@@ -239,6 +239,7 @@ def _plan(situation: str, now_s: int, stages: list[Document]) -> Document:
     return {
         "in_force": True,
         "reason": "",
+        "planner": "exact",
         "built_s": now_s - 10.0,
         "rate": 212.0,
         "highest_rate": 810.0,
@@ -257,6 +258,7 @@ def _plan(situation: str, now_s: int, stages: list[Document]) -> Document:
                 "seen_ms": stage["latency_ms"],
                 "predicted_share": round(stage["share"] * 0.93, 2) if stage["when"] else 1.0,
                 "seen_share": stage["share"],
+                "rule": None,
             }
             for stage in stages
             if stage["model"]

@@ -26,6 +26,7 @@ from sluice.batcher.interface.events import (
     RequestArrived,
     RequestCancelled,
 )
+from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -312,3 +313,14 @@ def test_a_copy_that_is_retried_may_time_out_together_with_the_rows_that_it_is_a
         gone = BatchFailed(number, FailureCause.WORKER_LOST, "killed")
         step(scheduler, 11 * MS, PartitionLost(name, "killed"), gone)
     assert scheduler.next_wakeup_ns() is not None
+
+
+def test_no_copy_takes_the_partition_that_a_rule_has_chosen_for_another_batch() -> None:
+    balance, slow = InstanceConfig(InstanceRule.BALANCE), TimeoutConfig((4,), 20 * MS)
+    waits = msgspec.structs.replace(model("waits:1", 4, slow), instances=balance)
+    both = spec_of([model("m:1", 1), waits], [competing(CompeteConfig(2)), single("waits:1")], partitions=["p0", "p1"])
+    scheduler = serving(both, TEN)
+    assert step(scheduler, 0, arrival(1, S, "waits:1")) == []  # p0 is to run it, once there are four or 20 ms are over
+    copied = step(scheduler, MS, arrival(2, S))
+    assert [each.partition for each in copied if isinstance(each, DispatchBatch)] == ["p1"]
+    assert scheduler.dispatcher.competition.unmade == 1

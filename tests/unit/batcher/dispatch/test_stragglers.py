@@ -2,7 +2,7 @@
 
 import msgspec
 
-from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.config import Limits, PartitionConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CancelRequest,
@@ -331,3 +331,15 @@ def test_a_batch_of_a_decoupled_model_takes_as_long_as_it_likes() -> None:
     assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1], FULL)]
     assert until(scheduler, 60 * S) == []
     assert step(scheduler, 60 * S, completed(1, 0, 60 * S)) == [done(1, Outcome.COMPLETED_LATE)]
+
+
+def test_a_factor_says_after_how_many_medians_a_batch_runs_elsewhere_as_well() -> None:
+    spec = spec_of([model("m:1")], partitions=("cpu0", "cpu1"), limits=Limits(straggler_factor=1.5))
+    scheduler = serving(spec, SLOW)
+    step(scheduler, 0, arrival(1, 10 * S))
+    assert until(scheduler, 75 * MS - 1) == []
+    assert until(scheduler, 75 * MS) == [dispatch(2, [1], RETRY, partition="cpu1")]
+    quick = serving(msgspec.structs.replace(spec, limits=Limits(straggler_factor=2)), LatencyTable.from_ms({1: 1}))
+    step(quick, 0, arrival(1, 10 * S))
+    assert until(quick, 20 * MS - 1) == [], "the kernel may hold a worker up for as long"
+    assert until(quick, 20 * MS) == [dispatch(2, [1], RETRY, partition="cpu1")]

@@ -3,8 +3,22 @@
 import msgspec
 import pytest
 
-from sluice.batcher.interface.config import Limits, PartitionConfig, PolicyConfig, ScheduledModel, SchedulerSpec
-from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, LoadModel, UnloadModel
+from sluice.batcher.interface.config import (
+    Limits,
+    PartitionConfig,
+    PolicyConfig,
+    PriorityLevels,
+    ScheduledModel,
+    SchedulerSpec,
+)
+from sluice.batcher.interface.decisions import (
+    AnyDecision,
+    DispatchBatch,
+    EvictRequest,
+    LoadModel,
+    RejectRequest,
+    UnloadModel,
+)
 from sluice.batcher.interface.events import (
     BatchFailed,
     FailureCause,
@@ -17,9 +31,11 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule, instance_config
 from sluice.batcher.interface.residency_config import Loading, ResidencyConfig
+from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import MS, S, arrival, completed, spec_of, step
 
@@ -209,6 +225,44 @@ def test_a_request_that_is_sent_ahead_holds_others_up_only_with_lookahead(lookah
     else:
         assert end(scheduler, 1, 4 * MS) == []
         assert scheduler.next_wakeup_ns() == 5 * MS
+
+
+@pytest.mark.parametrize("policy", [NoBatchingSettings(), DeadlineSettings(), TimeoutConfig()])
+def test_a_request_that_is_sent_ahead_neither_delays_nor_joins_those_whose_time_has_come(policy: PolicyConfig) -> None:
+    scheduler = up(pool_of(BALANCE, 1, policy=policy, max_batch=4))
+    far, near = (
+        msgspec.structs.replace(arrival(number, 10 * S, "short"), not_before_ns=begin * MS)
+        for number, begin in ((1, 900), (2, 50))
+    )
+    assert batches(step(scheduler, 1, far, near)) == []
+    assert batches(step(scheduler, 2, arrival(3, S, "short"))) == [("p0", "short", [3])]
+    end(scheduler, 1, 3 * MS)
+    assert scheduler.next_wakeup_ns() == 50 * MS
+    begun = [
+        (where, what, sorted(who)) for where, what, who in batches(step(scheduler, 50 * MS, arrival(4, S, "short")))
+    ]
+    assert begun == [("p0", "short", [2] if isinstance(policy, NoBatchingSettings) else [2, 4])]
+    assert scheduler.queue_depths()["short"] == (2 if isinstance(policy, NoBatchingSettings) else 1)
+
+
+def test_the_time_in_a_queue_counts_from_when_a_request_that_is_sent_ahead_may_begin() -> None:
+    levels = PriorityLevels(policy=QueuePolicy(default_timeout_us=5000))
+    scheduler = up(pool_of(BALANCE, 1, policy=TimeoutConfig(levels=levels), max_batch=4))
+    ahead = [msgspec.structs.replace(arrival(number, S, "short"), not_before_ns=40 * MS) for number in (1, 2)]
+    step(scheduler, 1, *ahead)
+    step(scheduler, 30 * MS, RequestCancelled(1))
+    step(scheduler, 39 * MS, arrival(3, S, "long"))
+    assert batches(step(scheduler, 40 * MS)) == []
+    evicted = [each for each in step(scheduler, 45 * MS) if isinstance(each, EvictRequest)]
+    assert [each.request for each in evicted] == [2]
+
+
+def test_a_request_that_is_sent_ahead_is_refused_if_it_has_too_little_time_from_its_start() -> None:
+    scheduler = up(pool_of(BALANCE, 1))
+    for number, deadline_ns, refused in ((1, 101 * MS, True), (2, 111 * MS, False)):
+        ahead = msgspec.structs.replace(arrival(number, deadline_ns, "long"), not_before_ns=100 * MS)
+        decisions = step(scheduler, number, ahead)
+        assert [type(each) for each in decisions] == [RejectRequest] * refused
 
 
 def test_withdrawn_requests_leave_the_partition_to_others() -> None:

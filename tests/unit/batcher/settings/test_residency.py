@@ -3,7 +3,15 @@
 import pytest
 
 from sluice.batcher.interface.config import SchedulerSpec
-from sluice.batcher.interface.residency_config import Eviction, Footprint, Likelihood, Loading, Prewarm, ResidencyConfig
+from sluice.batcher.interface.residency_config import (
+    Eviction,
+    Footprint,
+    Likelihood,
+    Loading,
+    OnMiss,
+    Prewarm,
+    ResidencyConfig,
+)
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.batcher.settings.scheduling import ServingSettings, convert_settings
 from sluice.models.errors import ConfigError
@@ -31,6 +39,7 @@ def test_every_setting_reaches_the_scheduler() -> None:
         prewarm="speculative",
         path="greedy",
         min_probability=0.3,
+        on_miss="stop",
     )
     assert given.config(Loading.DEMAND) == ResidencyConfig(
         Loading.DEMAND,
@@ -41,6 +50,7 @@ def test_every_setting_reaches_the_scheduler() -> None:
         Prewarm.SPECULATIVE,
         Likelihood.GREEDY,
         0.3,
+        on_miss=OnMiss.STOP,
     )
 
 

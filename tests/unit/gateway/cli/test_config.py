@@ -140,6 +140,12 @@ def test_a_mistyped_argument_is_answered_with_what_was_meant(
         ("limits: {queue_requests: 4}", "limits.queue_requests"),
         ("models: {m: {policy: {name: timeout, preferred: [128]}}}", "models.m.policy.preferred"),
         ("{default_slo_ms: 100, policy: {name: timeout, max_delay_ms: 3000}}", "policy.max_delay_ms"),
+        ("models: {m: {policy: {name: static, max_batch_size: 128}}}", "models.m.policy.max_batch_size"),
+        ("{default_slo_ms: 100, policy: {name: static, batch_timeout_micros: 100000}}", "policy.batch_timeout_micros"),
+        ("{default_slo_ms: 100, policy: {name: aimd, target_ms: 100}}", "policy.target_ms"),
+        ("{planner: infless, policy: aimd}", "planner"),
+        ("{planner: esg, instances: balance}", "planner"),
+        ("planner: {name: orion, seed: 3}", "planner.seed"),
         ("limits: {memory_mb: 1}", "limits.memory_mb"),
         ("limits: {input_arena_mb: 1}", "limits.input_arena_mb"),
         ("poll_s: 3", "poll_s"),
@@ -148,6 +154,19 @@ def test_a_mistyped_argument_is_answered_with_what_was_meant(
 )
 def test_settings_that_cannot_work_together_are_found(text: str, place: str) -> None:
     assert [each.place for each in contradictions(convert_config(yaml.safe_load(text), "f"))] == [place]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{max_batch_size: 16, policy: static}",
+        "{planner: infless, policy: aimd, models: {m: {policy: deadline}}}",
+        "{planner: esg, instances: balance, models: {m: {instances: locality}}}",
+        "planner: {name: aquatope, seed: 3}",
+    ],
+)
+def test_settings_that_work_together_are_no_contradiction(text: str) -> None:
+    assert list(contradictions(convert_config(yaml.safe_load(text), "f"))) == []
 
 
 @pytest.mark.parametrize("kind", [file.kind for file in FILES if file.kind in SCHEMAS])

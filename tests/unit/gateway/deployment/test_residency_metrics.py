@@ -30,12 +30,28 @@ def test_loads_are_counted_by_what_they_were_for() -> None:
     samples = [sample for family in exposed(scheduler).values() for sample in family]
     loads = {sample.labels["cause"]: sample.value for sample in samples if sample.name == "sluice_model_loads_total"}
     assert loads == {"request": 1, "prewarm": 1, "replica": 0, "refused": 1, "pinned": 1}
-    assert {sample.name: sample.value for sample in samples if not sample.labels.get("cause")} == {
+    assert {sample.name: sample.value for sample in samples if not sample.labels.keys() & {"cause", "outcome"}} == {
         "sluice_partition_models": 5,
         "sluice_model_memory_bytes": 1,
         "sluice_partition_free_bytes": 1,
         "sluice_model_evictions_total": 0,
+        "sluice_model_prewarm_idle_seconds_total": 0,
+        "sluice_model_prewarm_wait_seconds_total": 0,
     }
+
+
+def test_loads_for_later_stages_are_counted_by_how_they_end() -> None:
+    scheduler = up(demanded(*"abc", memory=3, pipelines=(chain("a", "b", "c"),)), cpu0="a")
+    step(scheduler, 0, arrival(1, S, "chain:1"))
+    step(scheduler, 10 * MS, ModelLoaded("cpu0", "b", ONE))
+    step(scheduler, 25 * MS, completed(1, 0, 25 * MS))
+    step(scheduler, 26 * MS, completed(2, 25 * MS, 26 * MS))
+    step(scheduler, 30 * MS, ModelLoaded("cpu0", "c", ONE))
+    families = exposed(scheduler)
+    ends = {sample.labels["outcome"]: sample.value for sample in families["sluice_model_prewarms"]}
+    assert ends == {"hit": 1, "late": 1, "missed": 0, "lost": 0}
+    assert [sample.value for sample in families["sluice_model_prewarm_idle_seconds"]] == [0.015]
+    assert [sample.value for sample in families["sluice_model_prewarm_wait_seconds"]] == [0.004]
 
 
 def test_choices_of_instance_policies_are_counted_by_whether_the_partition_held_the_model() -> None:

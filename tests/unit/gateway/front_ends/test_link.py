@@ -18,7 +18,7 @@ from sluice.gateway.front_ends.messages import (
     ToFrontEnd,
     Turn,
 )
-from sluice.gateway.front_ends.templates import SentTemplate
+from sluice.gateway.front_ends.templates import SentTemplate, SentTemplates
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.mps.ipc.channel import MESSAGE_BYTES, Channel
@@ -178,3 +178,14 @@ def test_messages_are_delivered_and_the_end_is_reported() -> None:
         link.send(FrontEndReady())  # to nobody
 
     asyncio.run(run())
+
+
+def test_requests_that_begin_at_other_times_after_their_arrival_are_not_alike() -> None:
+    templates = SentTemplates()
+    inputs = {"x": np.zeros((1, 4), np.float32)}
+    found = []
+    for start_after_ns in (0, 7, 7):
+        options = RequestOptions(SIGNATURE.output_names, 1, "", 16, 9, start_after_ns=start_after_ns)
+        found.append(templates.find(SIGNATURE, "", inputs, options))
+    assert found[0] is not found[1] is found[2]
+    assert [each.message().start_after_ns for each in found] == [0, 7, 7]

@@ -337,6 +337,10 @@ def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns
         ({"max_latency_ms": 0}, errors.RequestError),
         ({"max_latency_ms": "5"}, errors.RequestError),
         ({"max_latency_ms": 5, "slo_ms": 5}, errors.RequestError),
+        ({"start_after_ms": -1}, errors.RequestError),
+        ({"start_after_ms": 60_000.1}, errors.RequestError),
+        ({"start_after_ms": True}, errors.RequestError),
+        ({"start_after_ms": "5"}, errors.RequestError),
         ({"sluice_explain": 1}, errors.RequestError),
     ],
 )
@@ -371,6 +375,17 @@ def test_the_most_time_that_a_request_may_take_is_its_deadline() -> None:
     served = instant_gateway(FIXED)
     infer(served, "m", x(), parameters={"max_latency_ms": 12.5})
     assert served.runtime.submitted[0]["deadline_ns"] == ARRIVED_NS + 12_500_000
+
+
+def test_deadlines_count_from_the_start_of_a_request_that_is_sent_ahead_but_not_the_client_s_own() -> None:
+    for parameters, budget_ns, expected_ms in (
+        ({"start_after_ms": 250}, None, 1250.0),
+        ({"start_after_ms": 250, "slo_ms": 30, "timeout": 20_000}, None, 270.0),
+        ({"start_after_ms": 60_000, "slo_ms": 30}, 400 * MS, 400.0),
+    ):
+        served = instant_gateway(FIXED)
+        asyncio.run(run(served, "m", InferRequest([x()], parameters=parameters), budget_ns))
+        assert served.runtime.submitted[0]["deadline_ns"] - ARRIVED_NS == expected_ms * MS
 
 
 @pytest.mark.parametrize(("value", "cost"), [(0, 0.0), (2e-6, 2e-6), (3, 3.0)])

@@ -71,6 +71,19 @@ def trace(
     return Trace("r-1", arrival, 0, stages, tuple(runs), outcome, reason, round(ended_ms * MS))
 
 
+def test_the_times_of_a_request_that_was_sent_ahead_count_from_its_start() -> None:
+    run = ran(batch(3, Member(7, 0, 1)), 50, 51, 53, 54)
+    arrival = RequestArrived(7, "mlp:1", 1, 60 * MS, received_ns=10 * MS, not_before_ns=50 * MS)
+    ahead = Trace("r-1", arrival, 50 * MS, ONE, (run,), Outcome.COMPLETED, "", 54 * MS)
+    explained = explain(ahead, 0)
+    assert (explained.start_after_ms, explained.deadline_ms, explained.total_ms) == (40.0, 10.0, 4.0)
+    assert explained.stages[0].queue_ms == 0
+    assert ("x-sluice-start-after-ms", "40.000") in explained.headers()
+    assert "completed in 4.000 of 10.000 ms, cost 0, to begin 40.000 ms after it came" in table(explained)
+    waiting = Trace("r-1", arrival, 50 * MS, ONE)
+    assert explain(waiting, 20 * MS).total_ms == 0
+
+
 def why(given: Trace) -> tuple[str, str]:
     explanation = explain(given, 100 * MS)
     return explanation.cause, explanation.sentence

@@ -6,13 +6,15 @@ import pytest
 
 from sluice.batcher.interface.decisions import BuildPlan
 from sluice.batcher.interface.events import PartitionReady, PlanBuilt, RequestArrived
+from sluice.batcher.interface.plan_data import CostToGo, FixedOption, StagePlan
+from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.planner.build import build_plan
 from sluice.gateway.overview.pieces import rounded
-from sluice.gateway.overview.plans import NO_LATENCIES, NO_OBJECTIVE, NO_PLAN
+from sluice.gateway.overview.plans import NO_LATENCIES, NO_OBJECTIVE, NO_PLAN, rule_in_force
 from sluice.gateway.overview.plans_in_force import report
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.units import NS_PER_S, ms_to_ns
+from sluice.models.units import NS_PER_MS, NS_PER_S, ms_to_ns
 from tests.support.gateway.overview import DAY_NS, PlayedServer
 
 TABLES = {"a:1": LatencyTable.from_ms({1: 2, 8: 4}), "b:1": LatencyTable.from_ms({1: 10, 8: 20})}
@@ -30,8 +32,8 @@ def pipeline(name: str = "both", slo_ms: float | None = 100) -> Pipeline:
 class Planned(PlayedServer):
     """Partitions that have loaded the models, and plans that are built at once."""
 
-    def __init__(self, *pipelines: Pipeline, loads: bool = True) -> None:
-        super().__init__(*pipelines, partitions=("cpu0", "cpu1"))
+    def __init__(self, *pipelines: Pipeline, loads: bool = True, planner: PlannerConfig | None = None) -> None:
+        super().__init__(*pipelines, partitions=("cpu0", "cpu1"), planner=planner)
         for name in ("cpu0", "cpu1") if loads else ():
             self.scheduler.handle(PartitionReady(name, TABLES), 0)
         self.requests = 0
@@ -60,6 +62,31 @@ class Planned(PlayedServer):
 
     def plan_shown(self, name: str = "both") -> Any:
         return self.document(name)["pipeline"]["plan"]
+
+
+def rules(name: str) -> tuple[Any, Any]:
+    """The rules of the two stages as a planner leaves them, in the page's document and in the report."""
+    server = Planned(pipeline(), planner=PlannerConfig(name))
+    server.plan(3)
+    shown = server.plan_shown()
+    found = report(server.scheduler.spec, server.scheduler.served.replanner.in_force, ["both:1"], 0, with_limits=False)
+    assert shown["planner"] == found["planner"] == name
+    return [each["rule"] for each in shown["stages"]], [
+        each["rule"] for each in found["pipelines"][0]["plan"]["stages"]
+    ]
+
+
+def test_the_planner_and_what_it_fixed_are_shown() -> None:
+    assert rules("exact") == ([None, None], [None, None])
+    one_by_one = {"rule": "fixed", "rows": 1, "kind": "cpu1", "wait_ms": 0.0}
+    assert rules("infless") == ([one_by_one] * 2, [one_by_one] * 2)
+    search = {"rule": "search", "share": 1.0}
+    assert rules("esg") == ([search] * 2, [search] * 2)
+
+
+def test_a_fixed_rule_has_its_size_its_kind_and_its_wait() -> None:
+    planned = StagePlan("a:1", 8, "gpu", 9 * NS_PER_MS, 0.1, CostToGo((0,), (0.0,)), FixedOption(8, "gpu", 2_500_000))
+    assert rule_in_force(planned) == {"rule": "fixed", "rows": 8, "kind": "gpu", "wait_ms": 2.5}
 
 
 def test_without_a_plan_there_is_a_reason() -> None:
@@ -157,6 +184,7 @@ def test_the_report_has_the_words_of_the_command_and_what_led_to_the_plan() -> N
         "in_force": False,
         "built_s": None,
         "planner": "exact",
+        "replan": "dispatch",
         "partitions": {},
         "residency": {},
         "latencies": [],

@@ -17,6 +17,7 @@ CODE = grpc.StatusCode
         (errors.ModelNotFound("m"), 404, CODE.NOT_FOUND, None),
         (errors.VersionNotFound("m"), 404, CODE.NOT_FOUND, None),
         (errors.BadTensor("m"), 400, CODE.INVALID_ARGUMENT, None),
+        (errors.CapacityTaken("m"), 409, CODE.FAILED_PRECONDITION, None),
         (errors.UnsupportedRequest("m"), 501, CODE.UNIMPLEMENTED, None),
         (errors.RejectedError("m", 3), 503, CODE.UNAVAILABLE, 3),
         (errors.EvictedError("m"), 503, CODE.UNAVAILABLE, 1),

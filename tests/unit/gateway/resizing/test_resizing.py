@@ -189,10 +189,24 @@ def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None
         ({"cores": []}, "'cores' must be a list of core numbers, such as [0, 1], got []"),
         ({"share_percent": 2.5}, "'share_percent' must be a whole number, such as 40, got 2.5"),
         ({"core": [0]}, "'core' is unknown; expected 'cores' or 'share_percent'"),
-        ({"cores": [2]}, "partition cpu0: core 2 already belongs to partition cpu1"),
+        ({"cores": [4]}, "partition cpu0: core 4 is not available; expected some of [0, 1, 2, 3]"),
     ):
         refused = post(served, path, body)
         assert (refused.status, refused.json) == (400, {"error": reason})
+
+
+def test_clients_that_ask_for_what_others_have_get_the_numbers_as_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = instant_gateway(resizing=Machine(monkeypatch).resizing)
+    for name, body, reason in (
+        ("cpu0", {"cores": [0, 2]}, "partition cpu0: core 2 already belongs to partition cpu1"),
+        (
+            "quarter",
+            {"share_percent": 70},
+            f"{GPU}: 120 % are requested (50 % for half, 70 % for quarter), 100 % are free",
+        ),
+    ):
+        refused = post(served, f"/v2/sluice/partitions/{name}/resize", body)
+        assert (refused.status, refused.json) == (409, {"error": reason})
 
 
 def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,3 +79,9 @@ def test_the_cores_are_divided_into_ever_larger_sets() -> None:
         sum(len(each.cores) for each in division if isinstance(each, CpuPartition)) == cores
         for division in core_divisions()
     )
+
+
+def test_no_division_but_the_first_has_too_few_partitions() -> None:
+    cores = len(usable_cores())
+    assert [len(each) for each in core_divisions(cores)] == [cores]
+    assert [len(each) for each in core_divisions(cores + 1)] == [cores]

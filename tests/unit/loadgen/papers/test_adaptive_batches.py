@@ -12,6 +12,7 @@ from sluice.loadgen.papers.adaptive_batches import (
     gateway,
     highest_rate,
     moderate,
+    most_gain_of_delay,
     per_busy_second,
 )
 from sluice.loadgen.papers.engines.busy_clients import BusyClients
@@ -40,9 +41,11 @@ def test_single_requests_reach_one_over_their_time() -> None:
     assert per_busy_second(clients.batches) == pytest.approx(1146.8, abs=0.1)
 
 
-def test_a_delay_makes_fuller_batches_at_a_moderate_rate() -> None:
-    at_once, delayed = (moderate(AimdSettings(max_delay_ms=delay), 1500, NS_PER_S) for delay in (0, 2))
-    assert delayed > 2 * at_once
+@pytest.mark.parametrize("rate", [1147, 1500])
+def test_a_delay_makes_fuller_batches_at_a_moderate_rate_and_gains_no_more_than_it_can(rate: int) -> None:
+    at_once, delayed = (moderate(AimdSettings(max_delay_ms=delay), rate, NS_PER_S) for delay in (0, 2))
+    assert most_gain_of_delay() == pytest.approx(3.04, abs=0.005)
+    assert 2 * at_once < delayed < most_gain_of_delay() * at_once
 
 
 def test_the_highest_rate_is_the_last_before_requests_are_late_or_refused() -> None:

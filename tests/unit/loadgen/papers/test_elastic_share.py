@@ -43,6 +43,15 @@ def test_an_elastic_share_beside_a_hard_one_gets_its_share() -> None:
     assert shared.end_s["0.9"] / hard.end_s["0.9"] - 1 == pytest.approx(0.096, abs=0.001)
 
 
+def test_lent_time_saves_energy_and_memory_is_held_for_less_time() -> None:
+    steady = next(cases())
+    # Hard: the last job ends after 10 s, of which the GPU is busy for 2; both hold 2 GB, one of them for 1.11 s only.
+    assert steady.energy_j(ShareCap.HARD) == pytest.approx(10 * 60 + 2 * 200)
+    assert steady.energy_j(ShareCap.ELASTIC) == pytest.approx(2 * 60 + 2 * 200, rel=0.01)
+    assert steady.memory_gb(ShareCap.HARD) == pytest.approx(2 * (10 + 1 / 0.9) / 10)
+    assert steady.memory_gb(ShareCap.ELASTIC) == pytest.approx(2 * (2 + 1.12) / 2, rel=0.01)
+
+
 def test_the_report_has_the_table() -> None:
     (lines,) = run(Effort()).tables
     assert "| both steady | 10 ms | hard | 10.00 | +0.0% | 1.11 | +0.0% | 20% |" in lines.splitlines()

@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +9,18 @@ import pytest
 
 from sluice.loadgen import papers
 from sluice.loadgen.cli.main import main
-from sluice.loadgen.papers.experiment import Effort, GateVerdict, find_experiments
+from sluice.loadgen.papers.experiment import (
+    Effort,
+    ExperimentReport,
+    GateVerdict,
+    PaperExperiment,
+    find_experiments,
+)
+from sluice.loadgen.papers.side_by_side import play_side_by_side
 
 MISSED = {"dag-admission", "esg"}
 """Experiments that miss a gate today."""
-MEASURED = {"pipelines"}
+MEASURED = {"pipelines", "knix"}
 """Experiments that time a real server; `tests/system/test_paper.py` runs them, and does not judge their times."""
 
 ANSWERS = """
@@ -61,9 +69,10 @@ def test_a_file_in_the_folder_is_an_experiment_whose_gates_are_judged(
 
 
 def test_plots_are_written_as_files_of_their_own(tmp_path: Path) -> None:
-    assert main(["paper", "run", "answers", "knix", "--seeds", "1", "--plot", str(tmp_path)]) == 0
+    arguments = ["answers", "shares", "--procs", "1", "--seeds", "1", "--plot", str(tmp_path)]
+    assert main(["paper", "run", *arguments]) == 0
     names = {file.name for file in tmp_path.glob("*.svg")}
-    assert names == {"answers-by-time.svg", "knix-time-by-jobs.svg"}
+    assert names == {"answers-by-time.svg", "shares-times.svg"}
     drawn = ElementTree.parse(tmp_path / "answers-by-time.svg").getroot()
     texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Answers <right>", "years", "answers", "ours"} <= set(texts)
@@ -88,10 +97,54 @@ def test_the_list_tells_the_last_verdicts(capsys: pytest.CaptureFixture[str]) ->
 
 def test_an_interrupted_run_writes_what_it_has_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
-    assert main(["paper", "run", "xanadu", "answers", "--seeds", "99", "--out", str(page)]) == 4
+    arguments = ["xanadu", "answers", "--procs", "1", "--seeds", "99", "--out", str(page)]
+    assert main(["paper", "run", *arguments]) == 4
     assert "INTERRUPTED: 1 of 2 experiments have run" in capsys.readouterr().out
     assert "## xanadu" in page.read_text()
     assert "The run was interrupted" in page.read_text()
+
+
+def test_experiments_side_by_side_print_and_write_what_they_do_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages, printed = [], []
+    for procs in ("1", "2"):
+        page = tmp_path / f"{procs}.md"
+        assert main(["paper", "run", "xanadu", "shares", "--quick", "--procs", procs, "--out", str(page)]) == 0
+        printed.append([line for line in capsys.readouterr().out.splitlines() if "verdict:" not in line])
+        pages.append(page.read_bytes())
+    assert printed[0] == printed[1]
+    assert printed[0][0].startswith("xanadu: ")
+    assert pages[0] == pages[1]
+
+
+def test_an_experiment_that_measures_the_machine_runs_by_itself() -> None:
+    running: list[str] = []
+
+    def experiment(name: str, *, measures_machine: bool) -> PaperExperiment:
+        def run(effort: Effort) -> ExperimentReport:
+            running.append(name)
+            return ExperimentReport(())
+
+        return PaperExperiment(name, "", "", "", "", run, measures_machine)
+
+    chosen = [experiment("timed", measures_machine=True), experiment("other", measures_machine=False)]
+    ended = list(play_side_by_side(chosen, Effort(), 2))
+    assert [(place, each.experiment.name) for place, each in ended] == [(1, "other"), (0, "timed")]
+    assert running == ["other", "timed"]
+
+
+def test_an_interrupt_ends_the_processes_of_experiments() -> None:
+    chosen = [each for each in find_experiments() if each.name in ("clockwork", "shares")]
+    playing = play_side_by_side(chosen, Effort(), 2)
+    _, first = next(playing)
+    assert first.experiment.name == "shares", "the other one takes minutes"
+    processes = multiprocessing.active_children()
+    assert processes
+    playing.close()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode is not None
 
 
 @pytest.mark.parametrize(
@@ -99,6 +152,7 @@ def test_an_interrupted_run_writes_what_it_has_and_says_so(tmp_path: Path, capsy
     [
         (["nothing"], "paper run: expected all or one of "),
         (["answers", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
+        (["answers", "--procs", "0"], "--procs: expected 1 to 64, got 0"),
         (["answers", "--plot", "/no/such/folder"], "--plot: expected a folder that exists, got /no/such/folder"),
         (["answers", "--out", "/no/such/folder/page.md"], "--out: expected a file in a folder that exists"),
     ],

@@ -1,14 +1,14 @@
 from collections.abc import Mapping
+from statistics import fmean
 
 import pytest
 
 from sluice.loadgen.papers import memory_packing
-from sluice.loadgen.papers.engines.gpu_use import busy_share, energy_kj
+from sluice.loadgen.papers.engines.gpu_use import SSD_ON_V100, GpuPower
 from sluice.loadgen.papers.engines.packing_replay import SchedulerTiming
 from sluice.loadgen.papers.experiment import Effort
 from sluice.loadgen.papers.memory_packing import (
     EXTRA_PERCENT,
-    USE,
     PackingCase,
     arrivals_ns,
     cases,
@@ -51,12 +51,13 @@ def test_measured_peaks_wait_far_less_than_requests_and_never_run_out(runs: Runs
 
 
 def test_forecasts_of_samples_run_out_of_memory(runs: Runs) -> None:
-    # Published: 71 restarts in six runs.
-    assert sum(runs["pp", extra].replayed.restarts for extra in EXTRA_PERCENT) > 20
-    for extra in EXTRA_PERCENT:
-        case = runs["pp", extra]
-        assert case.published.makespan_s is not None
-        assert case.replayed.makespan_s == pytest.approx(case.published.makespan_s, rel=0.08)
+    # A single run depends on seconds: a restart late in it waits for minutes. So means of the six runs are compared.
+    played = [runs["pp", extra].replayed for extra in EXTRA_PERCENT]
+    assert fmean(run.makespan_s for run in played) == pytest.approx(
+        fmean((1150, 1193, 1201, 1235, 1189, 1330)), rel=0.05
+    )
+    assert fmean(run.pending_s for run in played) == pytest.approx(fmean((40, 58, 66, 77, 73, 122)), rel=0.05)
+    assert 71 * 0.7 < sum(run.restarts for run in played) < 71 * 1.3
 
 
 @pytest.mark.parametrize("spread_s", [0.0, 12.9])
@@ -91,19 +92,23 @@ def test_published_figures_are_beside_those_of_the_replay(runs: Runs) -> None:
     lines = table([runs["best_fit", 250], runs["peak_safe", 250]]).splitlines()
     assert lines[0].count("|") == lines[2].count("|") == lines[3].count("|") == 11
     assert lines[2].startswith("| best_fit | +250 % | 1717 | 1768 | 4597 | 4584 | -0.3% | 0 | 0 |")
-    assert lines[3].startswith("| peak_safe | +250 % |  | 62 |  | 1198 |  |  | 0 |")
+    assert lines[3].startswith("| peak_safe | +250 % |  | 51 |  | 1171 |  |  | 0 |")
 
 
-def test_the_memory_in_use_comes_out_as_logged_and_the_busy_share_of_several_engines_does_not(runs: Runs) -> None:
-    replayed = {name: runs[name, 0].replayed for name in USE}
-    for name, memory_mib in (("exclusive", 5959), ("best_fit", 21567), ("pp", 22868)):
-        assert replayed[name].memory_mib == pytest.approx(memory_mib, rel=0.05)
-    alone = 0.043 * 4095 / 3465  # an engine works for 3465 of 4095 s
-    assert busy_share(replayed["exclusive"], alone) == pytest.approx(0.043, rel=0.01)
-    assert busy_share(replayed["best_fit"], alone) < 0.2 < USE["best_fit"].busy
+def test_memory_busy_share_and_energy_come_out_as_logged_without_over_provisioning(runs: Runs) -> None:
+    for name, memory_mib, busy, energy_kj in (
+        ("exclusive", 5959, 0.043, 163.0),
+        ("best_fit", 21567, 0.598, 69.4),
+        ("pp", 22868, 0.689, 59.0),
+    ):
+        use = SSD_ON_V100.use(runs[name, 0].replayed)
+        assert use.memory_mib == pytest.approx(memory_mib, rel=0.05)
+        assert use.busy == pytest.approx(busy, abs=0.05)
+        assert use.energy_kj == pytest.approx(energy_kj, rel=0.05)
 
 
-def test_the_energy_is_that_of_rest_and_of_work() -> None:
-    assert energy_kj(0.0, 1000) == 50
-    assert energy_kj(0.5, 1000) == 150
-    assert energy_kj(1.0, 1000) == 250
+def test_the_energy_is_that_of_a_gpu_without_processes_with_them_and_of_their_work() -> None:
+    power = GpuPower(off_w=20, on_w=40, busy_w=100)
+    assert power.energy_kj(1000, on_s=0, busy_s=0) == 20
+    assert power.energy_kj(1000, on_s=500, busy_s=0) == 30
+    assert power.energy_kj(1000, on_s=500, busy_s=100) == 40

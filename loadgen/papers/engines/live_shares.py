@@ -1,0 +1,226 @@
+"""Shares of this machine on a real server: cores, and shares of an accelerator that is emulated.
+
+The emulated shares are partitions under MPS. A socket that never answers is in the place of the daemon, so the server
+takes them and reports them as unenforced. Their model sleeps for as long as a batch takes on such a share. The
+scheduler, the workers and the way to them are those of any server.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import mean, median
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from sluice.loadgen.papers.engines.chaining_client import Tensor, V2Connection
+from sluice.loadgen.papers.engines.image_models import SIDE, save_classifier
+from sluice.loadgen.papers.engines.live_server import live_server
+from sluice.models.backends import onnxruntime, timed
+from sluice.models.backends.base import Backend
+from sluice.models.errors import ServingError
+from sluice.models.units import NS_PER_S
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+"""A device that does not exist."""
+SHARE_MIB = 2048
+"""Memory of a share, as in the paper's Table 3."""
+CHANNELS = (16, 64, 256, 1024, 2048)
+"""The network that runs on cores: some milliseconds, and 94 MB of weights."""
+_MODEL, _FUNCTION = "model", "function"
+_PIPELINE = f"""stages:
+  run: {{model: {_MODEL}, inputs: {{x: request.x}}}}
+outputs:
+  y: {{from: [run.y]}}
+"""
+_TIMEOUT_S = 120.0
+
+
+class SharedTimes(msgspec.Struct, frozen=True):
+    """The mean time of a batch in seconds, by round: without the server, and with it."""
+
+    bare_s: tuple[float, ...]
+    shared_s: tuple[float, ...]
+
+    @property
+    def overhead(self) -> float:
+        """The median of the rounds, by the paper's formula."""
+        return median((shared - bare) / bare for bare, shared in zip(self.bare_s, self.shared_s, strict=True))
+
+
+class CoreTimes(msgspec.Struct, frozen=True):
+    """Batches on a set of cores, as the worker and as the client see them, and loads of a model, by round in seconds.
+
+    `same_s` are those of another function of it from the worker that has it, and `other_s` those by a second worker.
+    """
+
+    in_worker: SharedTimes
+    at_client: SharedTimes
+    same_s: tuple[float, ...]
+    other_s: tuple[float, ...]
+
+
+class ServerAnswer(msgspec.Struct, frozen=True):
+    """An answer of the server: its HTTP status and its body, in JSON."""
+
+    status: int
+    body: str
+
+    @property
+    def error(self) -> str:
+        """The problem that the server names; "" if there is none."""
+        return str(json.loads(self.body).get("error", ""))
+
+
+def timed_file(folder: Path) -> Path:
+    """The model of the emulated shares."""
+    return folder / "repository" / _MODEL / "1" / "model.timed.json"
+
+
+@contextmanager
+def emulated_shares(folder: Path, percents: Sequence[int], batch_s: float) -> Iterator[str]:
+    """Serve shares of the emulated accelerator, on which a batch takes `batch_s`, until the block ends; gives the URL.
+
+    Raises `ConfigError` for more than all of the accelerator.
+    """
+    _save_timed(timed_file(folder), batch_s)
+    pipes = folder / "pipes"
+    pipes.mkdir()
+    shares = [
+        {
+            "kind": "mps",
+            "name": f"share{number}",
+            "uuid": GPU,
+            "share_percent": percent,
+            "memory_mb": SHARE_MIB,
+            "pipes": str(pipes),
+        }
+        for number, percent in enumerate(percents)
+    ]
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(pipes / "control"))
+        daemon.listen()
+        with live_server(folder, {"partitions": shares}) as url:
+            yield url
+
+
+def time_jobs(url: str, folder: Path, jobs: int, batches: int, rounds: int) -> SharedTimes:
+    """Equal jobs at the same time on the emulated shares; without the server a batch is a sleep in this process."""
+    bare, row = timed.load(str(timed_file(folder)), 1), np.ones((1, 1), np.float32)
+    with ThreadPoolExecutor(jobs) as clients, ExitStack() as stack:
+        connections = [stack.enter_context(closing(V2Connection(url, as_json=False))) for _ in range(jobs)]
+
+        def shared_s() -> float:
+            return mean(clients.map(lambda each: _ask_s(each, row, batches), connections))
+
+        return _in_turns(rounds, lambda: _run_s(bare, row, batches), shared_s)
+
+
+def resize(url: str, partition: str, size: Mapping[str, object]) -> ServerAnswer:
+    """Ask for another size of a partition."""
+    return _post(url, f"/v2/sluice/partitions/{partition}/resize", size)
+
+
+def share_cores(folder: Path, cores: Sequence[int], batches: int, loads: int) -> CoreTimes:
+    """Batches of one image on one core, in a worker that is pinned to it and in this process, in turns.
+
+    This process may run on all `cores`. Then, in turns, a second function of the model is loaded where that worker has
+    the model, and a second worker, on the next core, loads the model; not so on a machine with one core.
+    """
+    file = folder / "repository" / _MODEL / "1" / "model.onnx"
+    save_classifier(file, 0, CHANNELS)
+    (folder / "repository" / _FUNCTION).mkdir()
+    (folder / "repository" / _FUNCTION / "pipeline.yaml").write_text(_PIPELINE)
+    images = np.random.default_rng(0).standard_normal((1, 3, SIDE, SIDE), np.float32)
+    bare = onnxruntime.load(str(file), 1)
+    config = {"control": "explicit", "load_models": [_MODEL], "partitions": [{"name": "cpu0", "cores": [cores[0]]}]}
+    in_worker_s: list[float] = []
+    with live_server(folder, config) as url, closing(V2Connection(url, as_json=False)) as connection:
+
+        def shared_s() -> float:
+            before_s = _computed_s(url)
+            took_s = _ask_s(connection, images, 1)
+            in_worker_s.append(_computed_s(url) - before_s)
+            return took_s
+
+        times = _in_turns(batches, lambda: _run_s(bare, images, 1), shared_s)
+        in_worker = SharedTimes(times.bare_s, tuple(in_worker_s[-batches:]))
+        turns = range(loads if len(cores) > 1 else 0)
+        loaded = [(_load_s(url), _move_s(url, cores[(number + 1) % len(cores)])) for number in turns]
+    return CoreTimes(in_worker, times, tuple(same for same, _ in loaded), tuple(other for _, other in loaded))
+
+
+def _in_turns(rounds: int, bare: Callable[[], float], shared: Callable[[], float]) -> SharedTimes:
+    """Both after a first time, in turns."""
+    bare()
+    shared()
+    times = [(bare(), shared()) for _ in range(rounds)]
+    return SharedTimes(*(tuple(each) for each in zip(*times, strict=True)))
+
+
+def _run_s(backend: Backend, rows: Tensor, batches: int) -> float:
+    began_s = time.monotonic()
+    for _ in range(batches):
+        backend.run({"x": rows})
+    return (time.monotonic() - began_s) / batches
+
+
+def _ask_s(connection: V2Connection, rows: Tensor, batches: int) -> float:
+    began_s = time.monotonic()
+    for _ in range(batches):
+        connection.ask(_MODEL, rows)
+    return (time.monotonic() - began_s) / batches
+
+
+def _computed_s(url: str) -> float:
+    """The time for which the model has run in workers."""
+    answer = _send(url, "GET", f"/v2/models/{_MODEL}/stats")
+    statistics = json.loads(answer.body)["model_stats"][0]["inference_stats"]
+    return float(statistics["compute_infer"]["ns"]) / NS_PER_S
+
+
+def _load_s(url: str) -> float:
+    """The time until a second function of the model can be asked; it is unloaded again."""
+    began_s = time.monotonic()
+    _succeed(_post(url, f"/v2/repository/models/{_FUNCTION}/load", {}))
+    took_s = time.monotonic() - began_s
+    _succeed(_post(url, f"/v2/repository/models/{_FUNCTION}/unload", {}))
+    return took_s
+
+
+def _move_s(url: str, core: int) -> float:
+    """The time until a second worker, on another core, has loaded the model and taken over."""
+    began_s = time.monotonic()
+    _succeed(resize(url, "cpu0", {"cores": [core]}))
+    return time.monotonic() - began_s
+
+
+def _succeed(answer: ServerAnswer) -> None:
+    if answer.status != 200:
+        raise ServingError(f"the server answered {answer.status}: {answer.body:.200}")
+
+
+def _save_timed(file: Path, batch_s: float) -> None:
+    file.parent.mkdir(parents=True)
+    tensors = {"datatype": "FP32", "shape": [1]}
+    model = {"inputs": [{"name": "x", **tensors}], "outputs": [{"name": "y", **tensors}], "max_batch_size": 1}
+    file.write_text(json.dumps({**model, "latency_ms": {1: batch_s * 1000}}))
+
+
+def _post(url: str, path: str, body: Mapping[str, object]) -> ServerAnswer:
+    return _send(url, "POST", path, json.dumps(body))
+
+
+def _send(url: str, method: str, path: str, body: str | None = None) -> ServerAnswer:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    with closing(HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)) as connection:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return ServerAnswer(response.status, response.read().decode())
