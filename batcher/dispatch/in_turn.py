@@ -49,7 +49,8 @@ def in_turn(
     if here.planned and here.planned[0] is not batch:
         first = here.planned[0]
         until_ns.append(_turn_ns(first, now_ns, is_complete=_is_complete(first, queues)))
-    return min([at_ns for at_ns in until_ns if at_ns > now_ns], default=None)
+    next_ns = min(until_ns)
+    return next_ns if next_ns > now_ns else None
 
 
 def _by_batch(queue: Queue) -> dict[PlannedBatch, list[Entry]]:
@@ -75,8 +76,10 @@ def _may_start(batch: PlannedBatch, entries: list[Entry], model: ModelState, hos
 
 
 def _turn_ns(batch: PlannedBatch, now_ns: int, *, is_complete: bool) -> int:
-    """When it is the turn of a batch, or when that is over if it is now, and all its rows are there."""
-    return batch.end_ns if is_complete and batch.begin_ns <= now_ns else batch.begin_ns
+    """When the turn of a batch is over, or until when rows that it lacks are waited for: a hand-off longer."""
+    if not is_complete:
+        return batch.begin_ns + batch.partition.hand_off_ns
+    return batch.end_ns if batch.begin_ns <= now_ns else batch.begin_ns
 
 
 def _is_complete(batch: PlannedBatch, queues: QueueTable) -> bool:

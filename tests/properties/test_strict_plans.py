@@ -7,12 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from sluice.batcher.interface.decisions import AnyDecision
-from sluice.batcher.interface.events import AnyEvent, RequestArrived
+from sluice.batcher.interface.decisions import AnyDecision, Settlement
+from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.policies.deadline import DeadlineSettings, Objective
-from sluice.loadgen.papers.engines.virtual_gateway import VirtualGateway
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.loadgen.papers.engines.virtual_gateway import TabledService
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import US, S, model
@@ -71,15 +75,17 @@ def play(
     )
     names = [f"p{number}" for number in range(len(kinds))]
     partitions = tuple(PartitionConfig(name, kind, price=1.0) for name, kind in zip(names, kinds, strict=True))
-    gateway = VirtualGateway(
-        SchedulerSpec(models, pipelines, partitions),
-        {name: TABLES[kind] for name, kind in zip(names, kinds, strict=True)},
-        observe=lambda now_ns, event, decisions: check(now_ns, event, decisions),
-    )
+    tables = {name: TABLES[kind] for name, kind in zip(names, kinds, strict=True)}
+    scheduler = Scheduler(SchedulerSpec(models, pipelines, partitions), LivePlanner())
+    outcomes: set[Outcome] = set()
 
-    def check(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        check_invariants(gateway.simulator.scheduler)
+    def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        check_invariants(scheduler)
+        outcomes.update(each.outcome for each in decisions if isinstance(each, Settlement))
 
+    simulator = Simulator(scheduler, TabledService(tables), observe, build_plan=build_plan, tables=tables)
+    for name, held in tables.items():
+        simulator.at(0, PartitionReady(name, held))
     now_ns, events = S, []
     for number, each in enumerate(arrivals):
         now_ns += each.gap_us * US
@@ -87,10 +93,11 @@ def play(
         least_ns = sum(TABLES["fast"][f"{name}:1"].latency_ns(each.rows) for name, _ in dags[index])
         deadline_ns = now_ns + int(each.slack * least_ns)
         events.append((now_ns, RequestArrived(number, f"d{index}", each.rows, deadline_ns, max_cost=each.max_cost)))
-    return {each.outcome for each in gateway.play(events).requests}
+    simulator.run(events)
+    return outcomes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     dags=st.lists(dags(), min_size=1, max_size=3),
     arrivals=st.lists(
