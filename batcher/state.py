@@ -607,7 +607,7 @@ class PlannedBatch:
 
 @dataclass(slots=True, eq=False)
 class BatchLinks:
-    """What a planned batch waits for, and what waits for it: with each batch, for how many stages of requests."""
+    """The planned batches that one waits for, and those that wait for it, each with the number of requests."""
 
     after: dict[PlannedBatch, int] = field(default_factory=dict)  # those that it waits for
     before: dict[PlannedBatch, int] = field(default_factory=dict)  # those that wait for it

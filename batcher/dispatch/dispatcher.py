@@ -10,7 +10,7 @@ from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.closing import Closing, wrong_choice
 from sluice.batcher.dispatch.competition import Competition
 from sluice.batcher.dispatch.copies import mark_copied
-from sluice.batcher.dispatch.in_turn import Turn, in_turn
+from sluice.batcher.dispatch.in_turn import PlannedTurn, in_turn
 from sluice.batcher.dispatch.plan_rules import Hold, PlanRules
 from sluice.batcher.dispatch.stragglers import Stragglers
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
@@ -613,9 +613,9 @@ class Dispatcher:
         self._offer_rest(queue, now_ns)
         return host, queue, entries, choice.reason
 
-    def _by_plan(self, run_queue: RunQueue, queue: Queue, turn: Turn | int, now_ns: int) -> Chosen | None:
+    def _by_plan(self, run_queue: RunQueue, queue: Queue, turn: PlannedTurn | int, now_ns: int) -> Chosen | None:
         """Take the planned batch whose turn it is, or defer the queue until it is its turn."""
-        if isinstance(turn, Turn):
+        if isinstance(turn, PlannedTurn):
             queue.remove(turn.entries)
             self._offer_rest(queue, now_ns)
             return turn.partition, queue, turn.entries, IDLE

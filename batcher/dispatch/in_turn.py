@@ -7,7 +7,7 @@ another one runs before it if nothing is made late by that (`sluice.batcher.plac
 from itertools import islice
 from typing import NamedTuple
 
-from sluice.batcher.places.timeline import Start, moved_ends
+from sluice.batcher.places.timeline import BatchStart, moved_ends
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.queues.queue_table import QueueTable
 from sluice.batcher.state import Entry, ModelState, PartitionState, PlannedBatch
@@ -18,7 +18,7 @@ TRIED = 4
 """The batches, first deadlines first, that are tried before their turn."""
 
 
-class Turn(NamedTuple):
+class PlannedTurn(NamedTuple):
     """The entries of a planned batch that run now, and where."""
 
     partition: PartitionState
@@ -27,10 +27,10 @@ class Turn(NamedTuple):
 
 def in_turn(
     queue: Queue, queues: QueueTable, model: ModelState, here: PartitionState, now_ns: int
-) -> Turn | int | None:
-    """What a queue runs now on `here` or an equal, or until when (ns) it waits; None if the plan does not tell.
+) -> PlannedTurn | int | None:
+    """The batch that a queue runs now on `here` or an equal, or the end of its wait (ns); None if the plan has neither.
 
-    It does not for a head without a place, nor once something is not there at its turn.
+    It has none for entries without places, nor once something is not there at its turn.
     """
     waiting = _by_batch(queue)
     if not waiting:
@@ -39,11 +39,11 @@ def in_turn(
     for batch, entries in complete:
         host = batch.partition
         if host.planned[0] is batch and host.group is here.group and _is_open(host, now_ns):
-            return Turn(host, entries)
+            return PlannedTurn(host, entries)
     for batch, entries in islice(complete, TRIED):
         host = batch.partition if batch.partition.group is here.group and _is_open(batch.partition, now_ns) else here
         if _may_start(batch, entries, model, host, now_ns):
-            return Turn(host, entries)
+            return PlannedTurn(host, entries)
     batch, entries = next(iter(waiting.items()))
     until_ns = [_turn_ns(batch, now_ns, is_complete=len(entries) == batch.members)]
     if here.planned and here.planned[0] is not batch:
@@ -71,7 +71,7 @@ def _may_start(batch: PlannedBatch, entries: list[Entry], model: ModelState, hos
         return False
     run_ns = estimate.expected_ns(rows)
     free_ns = host.start_ns(now_ns) + run_ns
-    start = Start(host, free_ns, (batch,), free_ns + host.way_ns(model, rows))
+    start = BatchStart(host, free_ns, (batch,), free_ns + host.way_ns(model, rows))
     return moved_ends((), now_ns, start) is not None
 
 

@@ -214,17 +214,16 @@ def _check_places(scheduler: Scheduler) -> None:
 def _check_links(scheduler: Scheduler, planned: Sequence[PlannedBatch]) -> None:
     """Linked batches wait for each other as the stages of their requests do."""
     expected = Counter(
-        (places[source][0], places[later][0])
+        (first[0], second[0])
         for request in scheduler.requests.values()
         if request.is_linked
-        for places in [request.places]
         for source, others in enumerate(request.pipeline.feeds)
         for later in others
-        if places[source] is not None and places[later] is not None
+        if (first := request.places[source]) is not None and (second := request.places[later]) is not None
     )
-    linked = [batch for batch in planned if batch.links is not None]
-    before = {(batch, later): count for batch in linked for later, count in batch.links.before.items()}
-    after = {(source, batch): count for batch in linked for source, count in batch.links.after.items()}
+    linked = [(batch, links) for batch in planned if (links := batch.links) is not None]
+    before = {(batch, later): count for batch, links in linked for later, count in links.before.items()}
+    after = {(source, batch): count for batch, links in linked for source, count in links.after.items()}
     assert before == after == expected, "planned batches are linked otherwise than the stages of their requests"
 
 

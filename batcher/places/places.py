@@ -664,7 +664,7 @@ class Places:
             if not request.placed:
                 self._discount(request)
             self._depart(batch, rows, 1)
-        timeline.update(changed, now_ns, timeline.Start(partition, free_ns, (), back_ns))
+        timeline.update(changed, now_ns, timeline.BatchStart(partition, free_ns, (), back_ns))
 
     def _discount(self, request: Request) -> None:
         """Count the rows of a request no more among those that have places."""

@@ -184,7 +184,7 @@ def insert(batch: PlannedBatch) -> None:
 
 
 def link(source: PlannedBatch, later: PlannedBatch, count: int = 1) -> None:
-    """Record that stages of `count` requests (negative: of so many less) in a batch wait for a source's end."""
+    """Record that stages of `count` more requests (less, if negative) in a batch wait for a source's end."""
     before, after = _links(source).before, _links(later).after
     before[later] = after[source] = before.get(later, 0) + count
     if not before[later]:

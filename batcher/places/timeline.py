@@ -19,7 +19,7 @@ MOST_MOVED = 1000
 NOTHING: Mapping[PlannedBatch, int] = {}
 
 
-class Start(NamedTuple):
+class BatchStart(NamedTuple):
     """A batch that starts now on a partition, which is free again at `free_ns`.
 
     The planned batches that it runs whole end at `back_ns`.
@@ -45,7 +45,7 @@ def rows_ready_ns(batch: PlannedBatch, ends_ns: Mapping[PlannedBatch, int] = NOT
 
 
 def moved_ends(
-    changed: Iterable[PartitionState], now_ns: int, start: Start | None = None, *, is_late_allowed: bool = False
+    changed: Iterable[PartitionState], now_ns: int, start: BatchStart | None = None, *, is_late_allowed: bool = False
 ) -> dict[PlannedBatch, int] | None:
     """The ends that differ from the plan, once partitions have changed or a batch starts; None if one is late by that.
 
@@ -107,7 +107,7 @@ def plan(ends_ns: Mapping[PlannedBatch, int]) -> None:
         batch.end_ns = end_ns
 
 
-def update(changed: Iterable[PartitionState], now_ns: int, start: Start | None = None) -> None:
+def update(changed: Iterable[PartitionState], now_ns: int, start: BatchStart | None = None) -> None:
     """Bring the ends on partitions up to date that have changed, or on which a batch starts, in time or not."""
     ends_ns = moved_ends(changed, now_ns, start, is_late_allowed=True)
     if ends_ns:

@@ -60,7 +60,7 @@ def dags(draw: st.DrawFn) -> Dag:
 def play(
     dags: Sequence[Dag], arrivals: Sequence[Arrival], kinds: Sequence[str], objectives: Sequence[Objective]
 ) -> set[Outcome]:
-    """How requests end; asserts the invariants after each step."""
+    """The outcomes of all requests; asserts the invariants after each step."""
     pipelines = tuple(
         PipelineConfig(
             f"d{number}",

@@ -23,6 +23,7 @@ from tests.support.scheduling.builders import (
     step,
 )
 
+
 def chain_and_single(percentile: float = 100) -> Scheduler:
     """A chain of `a` on cpu0 and of `b` on cpu1, where `c` is as well."""
     pipelines = [msgspec.structs.replace(each, percentile=percentile) for each in (chain("a:1", "b:1"), single("c:1"))]
@@ -87,7 +88,7 @@ def test_a_request_without_room_for_its_second_stage_is_refused_before_its_first
     scheduler = chain_and_single()
     step(scheduler, 0, *(arrival(number, 20 * MS, "c:1") for number in range(1, 5)))
     refused = step(scheduler, 0, arrival(9, 2500 * US, "chain:1"))
-    assert run(refused) == [("cpu0", "a:1")]  # it goes before what has more time, but for the one that runs
+    assert run(refused) == [("cpu0", "a:1")]  # it goes before those that wait and have more time
     refused = step(scheduler, 0, arrival(10, 2500 * US, "chain:1"))
     assert [each.outcome for each in refused if isinstance(each, RejectRequest)] == [Outcome.REJECTED_DEADLINE]
 
