@@ -26,6 +26,7 @@ COMPILED = (
     "batcher/state.py",
     "batcher/dispatch",
     "batcher/drivers/loop_turns.py",
+    "batcher/drivers/simulator.py",
     "batcher/estimates",
     "batcher/fleet",
     "batcher/instances",

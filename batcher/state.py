@@ -28,6 +28,7 @@ ModelState      fleet/speed.py                estimates batch_limits limit_chang
 ModelState      dispatch/dispatcher.py        outstanding extra_rows peak_rows typical_rows batches under_way
 ModelState      dispatch/dispatcher.py        last_dispatch_ns
 ModelState      scheduler/pipelines.py        pipelines
+ModelState      scheduler/admission.py        demand
 ModelState      places/places.py              open_batch
 ModelState      residency/partition_memory.py config load_ns last_load_ns
 StageState      scheduler/replanner.py        model cost_to_go rule plan_changes
@@ -284,6 +285,7 @@ class ModelState:
     quickest_ns: int = 0  # ns; least time of a row by itself
     nearest_ns: int = 0  # ns; least time that a row is on its way to a partition and back
     pipelines: list[PipelineState] = field(default_factory=list)  # those with a stage that it may run
+    demand: RecentRows = field(default_factory=lambda: RecentRows(ASKED_MEMORY_NS))  # of requests that chose it
     open_batch: PlannedBatch | None = None  # the last planned one of its default queue, if it can be joined
     outstanding: int = 0  # rows that are queued or running; none that were sent ahead of their time
     extra_rows: int = 0  # those of them that run only because their stage competes
@@ -355,16 +357,7 @@ class StageState:
 
     def service_ns(self, hand_off_ns: int) -> int:
         """Predicted time of the stage in a batch of typical size; 0 for a combiner."""
-        model = self.model
-        if model is None or not model.estimates:
-            return 0
-        rows = model.usual_rows
-        if model.nearest_ns:
-            return (
-                min(model.estimates[group.kind].service_ns(rows) + group.way_ns(model, rows) for group in model.groups)
-                + hand_off_ns
-            )
-        return min(estimate.service_ns(rows) for estimate in model.estimates.values()) + hand_off_ns
+        return service_ns(self.model, hand_off_ns)
 
 
 @dataclass(slots=True, eq=False)
@@ -486,6 +479,10 @@ class Request:
         self.places = []
         self.models = ()
         self.is_linked = False
+
+    def model_of(self, stage: StageState) -> ModelState | None:
+        """The model that runs a stage of it; None for a combiner."""
+        return self.models[stage.index] if self.models else stage.model
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -634,6 +631,19 @@ class Batch:
     copied: bool = False  # some of its entries may have copies
     is_extra: bool = False  # it runs only because its stage competes
     way_ns: int = 0  # ns that it and its answers are expected to be on their way
+
+
+def service_ns(model: ModelState | None, hand_off_ns: int) -> int:
+    """Predicted time of a stage that a model runs, in a batch of typical size; 0 for a combiner."""
+    if model is None or not model.estimates:
+        return 0
+    rows = model.usual_rows
+    if model.nearest_ns:
+        return (
+            min(model.estimates[group.kind].service_ns(rows) + group.way_ns(model, rows) for group in model.groups)
+            + hand_off_ns
+        )
+    return min(estimate.service_ns(rows) for estimate in model.estimates.values()) + hand_off_ns
 
 
 def way_ns(round_trip_ns: int, ns_per_byte: float, model: ScheduledModel, rows: float) -> int:

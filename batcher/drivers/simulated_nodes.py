@@ -6,7 +6,7 @@ import msgspec
 
 from sluice.batcher.interface.config import SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import DispatchBatch, Member
-from sluice.batcher.interface.events import LinkMeasured, PartitionReady
+from sluice.batcher.interface.events import Event, LinkMeasured, PartitionReady
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
@@ -29,6 +29,13 @@ class SimulatedNode(msgspec.Struct, frozen=True):
             raise ConfigError(f"node {self.name}: expected a bandwidth of at least 1 byte a second")
         if self.latency_ns < 0:
             raise ConfigError(f"node {self.name}: expected a latency of at least 0 ns, got {self.latency_ns}")
+
+
+class NodeLost(Event, frozen=True):
+    """A node is gone until `back_ns`; None: for good."""
+
+    node: str
+    back_ns: int | None
 
 
 class _Link:

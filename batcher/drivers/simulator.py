@@ -4,12 +4,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 
 import msgspec
 
 from sluice.batcher.drivers.loop_turns import LoopTurns, is_spent
-from sluice.batcher.drivers.simulated_nodes import SimulatedNode, SimulatedNodes
+from sluice.batcher.drivers.simulated_machine import Host, Service
+from sluice.batcher.drivers.simulated_nodes import NodeLost, SimulatedNode, SimulatedNodes
 from sluice.batcher.drivers.simulated_workers import SimulatedWorkers
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
@@ -33,8 +33,6 @@ from sluice.batcher.interface.events import (
     BatchFailed,
     BatchRevoked,
     CacheMiss,
-    Confidences,
-    Event,
     FailureCause,
     ModelLoaded,
     ModelUnloaded,
@@ -53,55 +51,6 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 
 
-class Host(msgspec.Struct, frozen=True):
-    """The time that the machine around the workers takes, in nanoseconds; by default none.
-
-    The gateway is one event loop. In each of its turns it reads what has come, `receive_ns` a request and `complete_ns`
-    a batch that ended; it handles all that at one instant, which keeps it busy for `handle_ns` a request that came or
-    has its outcome; it sends batches, `dispatch_ns` each and `dispatch_row_ns` a row; and it writes answers,
-    `answers_ns` where there are any and `answer_ns` each. Events that come meanwhile wait for the next turn, and so do
-    arrivals for which a turn has no time. The rest keeps no one busy: a request takes `send_ns` to come and its answer
-    `deliver_ns` to be read, a batch begins `hand_off_ns` after it was sent and its end is known `return_ns` later. A
-    worker takes `between_ns` from one batch to the next.
-    """
-
-    send_ns: int = 0
-    receive_ns: int = 0
-    handle_ns: int = 0
-    dispatch_ns: int = 0
-    dispatch_row_ns: int = 0
-    hand_off_ns: int = 0
-    between_ns: int = 0
-    return_ns: int = 0
-    complete_ns: int = 0
-    answers_ns: int = 0
-    answer_ns: int = 0
-    deliver_ns: int = 0
-
-
-class Service(Protocol):
-    """The model of the machine: how long a batch takes, and the confidences of its answers."""
-
-    def batch_ns(self, batch: DispatchBatch) -> int:
-        """Time that the partition takes for a batch."""
-        ...
-
-    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
-        """The confidences of a batch, as in `BatchCompleted`."""
-        ...
-
-    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
-        """The confidences of a combiner, as in `OutputsCombined`."""
-        ...
-
-
-class _NodeLost(Event, frozen=True):
-    """A node is gone until `back_ns`."""
-
-    node: str
-    back_ns: int | None
-
-
 class Simulator:
     """A discrete-event loop around a scheduler.
 
@@ -113,7 +62,9 @@ class Simulator:
     answer of `resize` to an order: `service` has to know which batches came after it. `stray_ns` draws by how much a
     batch's way to its worker, or back, is longer (or shorter) than `host` says. Partitions on `nodes` are reached over
     the links of these. With `measures`, the links are measured at time 0. A slot of a scaled class has a worker with
-    the models of `tables` when `start_ns` has passed since it was ordered, or since the one before was lost.
+    the models of `tables` when `start_ns` has passed since it was ordered, or since the one before was lost. `report`
+    is called with the time and each planned event that is due, and returns what is reported in its place, such as the
+    failure of a batch or of a load. The batches of a lost worker fail.
     """
 
     def __init__(
@@ -131,6 +82,7 @@ class Simulator:
         judge: Callable[[SchedulerSpec, JudgeSteps], Ask | None] | None = None,
         nodes: Sequence[SimulatedNode] = (),
         start_ns: Callable[[str], int] | None = None,
+        report: Callable[[int, AnyEvent], AnyEvent] | None = None,
         *,
         measures: bool = True,
     ) -> None:
@@ -145,6 +97,7 @@ class Simulator:
         self._stray_ns = stray_ns or (lambda: 0)
         self._load_ns = load_ns or (lambda order: 0)
         self._resize = resize or (lambda order: ResizeFailed(order.partition, "no other size is known"))
+        self._report = report
         self._judge = judge or (lambda spec, order: None)
         self._workers = SimulatedWorkers(scheduler.spec, start_ns or (lambda slot: 0))
         self.nodes = SimulatedNodes(nodes, scheduler.spec)
@@ -152,7 +105,7 @@ class Simulator:
         self._leaving: list[tuple[int, int, DispatchBatch, BatchCompleted]] = []
         self._came_up: dict[str, PartitionReady] = {}
         self._orders_end_ns: dict[str, int] = {}
-        self._planned: list[tuple[int, int, int, AnyEvent | _NodeLost]] = []
+        self._planned: list[tuple[int, int, int, AnyEvent | NodeLost]] = []
         self._sequence = 0
         self._free_ns: dict[str, int] = {}
         self._known_ns: dict[str, int] = {}
@@ -178,7 +131,7 @@ class Simulator:
     def lose_node(self, time_ns: int, node: str, back_ns: int | None = None) -> None:
         """Plan the loss of a node with its partitions; at `back_ns`, unless it is None, their workers are up again."""
         self._sequence += 1
-        heappush(self._planned, (time_ns, 0, self._sequence, _NodeLost(node, back_ns)))
+        heappush(self._planned, (time_ns, 0, self._sequence, NodeLost(node, back_ns)))
 
     def run(self, arrivals: Iterable[tuple[int, AnyEvent]] = (), drain_ns: float = math.inf) -> None:
         """Run until nothing is left to happen, or until `drain_ns` after the last of the `arrivals`.
@@ -238,15 +191,17 @@ class Simulator:
         if takes_time and (delay := self._turns.begin(turn_ns)) is not None:
             self._handle(delay)
         while self._planned and self._planned[0][0] <= turn_ns:
-            event = heappop(self._planned)[3]
+            due_ns, _, _, event = heappop(self._planned)
             if isinstance(event, BatchCompleted):
                 if self._started_ns.pop(event.batch, None) is None:
                     continue
-            elif isinstance(event, _NodeLost):
+            elif isinstance(event, NodeLost):
                 self._lose(event)
                 continue
             elif isinstance(event, PartitionReady) and not self._is_wanted(event.partition):
                 continue
+            if self._report is not None:
+                event = self._report(due_ns, event)
             self._handle(event)
         arrived = self._arrived
         while arrived:
@@ -298,6 +253,8 @@ class Simulator:
                 self._come_up(event.partition, again_ns)
         if decisions:
             self._apply(decisions)
+        if isinstance(event, PartitionLost) and not event.is_node_lost:
+            self._lose_worker(event)
 
     def _is_wanted(self, name: str) -> bool:
         """True of a slot unless it is to have no worker after all; and of every other partition."""
@@ -313,7 +270,7 @@ class Simulator:
         elif isinstance(event, PartitionReady):
             self._came_up[event.partition] = event
 
-    def _lose(self, loss: _NodeLost) -> None:
+    def _lose(self, loss: NodeLost) -> None:
         """Report all partitions of a node that were up as lost, and then their batches."""
         reason = f"node {loss.node}: no answer"
         names = [name for name in self.nodes.partitions_of(loss.node) if name in self._came_up]
@@ -328,6 +285,14 @@ class Simulator:
         for batch in [batch for batch, (name, *_) in self._started_ns.items() if name in names]:
             del self._started_ns[batch]
             self._handle(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+
+    def _lose_worker(self, loss: PartitionLost) -> None:
+        """Report the batches of a lost worker as failed."""
+        self._free_ns.pop(loss.partition, None)
+        self._known_ns.pop(loss.partition, None)
+        for batch in [batch for batch, (name, *_) in self._started_ns.items() if name == loss.partition]:
+            del self._started_ns[batch]
+            self.at(self.now_ns, BatchFailed(batch, FailureCause.WORKER_LOST, loss.reason))
 
     def _forget_orders(self, name: str) -> None:
         """A worker is gone: what it was to load or to unload is not answered."""

@@ -45,7 +45,8 @@ from statistics import NormalDist
 import msgspec
 
 from benchmarks.support.clairvoyant import most_in_time
-from sluice.batcher.drivers.simulator import Host, Simulator
+from sluice.batcher.drivers.simulated_machine import Host
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.loadgen.cli.options import INVALID, MET, MISSED
+from sluice.loadgen.cli.options import INVALID, MET, MISSED, report_file, write_report
 from sluice.loadgen.papers.experiment import Effort, GateVerdict, PaperExperiment, find_experiments
 from sluice.loadgen.papers.experiment_page import (
     PlayedExperiment,
@@ -19,8 +19,10 @@ from sluice.loadgen.papers.experiment_page import (
 )
 from sluice.loadgen.papers.plot_svg import plot_svg
 from sluice.loadgen.papers.side_by_side import play_side_by_side
+from sluice.loadgen.results.files import write_file
 from sluice.loadgen.run.processes import MAX_PROCESSES
 from sluice.models.errors import ConfigError
+from sluice.models.spelling import did_you_mean
 from sluice.models.text_table import table_lines
 from sluice.mps.partitions.cpu import available_cores
 
@@ -57,9 +59,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="experiments that run at a time, each in a process (default: the cores)",
     )
-    add("--json", metavar="FILE", help="also write the findings as JSON")
+    add("--json", type=report_file, metavar="FILE", help="also write the findings as JSON")
     add("--plot", metavar="DIR", help="also write the plots as SVG files to this folder")
-    add("--out", metavar="FILE", help="also write a page in Markdown, with the tables behind the findings")
+    add(
+        "--out",
+        type=report_file,
+        metavar="FILE",
+        help="also write a page in Markdown, with the tables behind the findings",
+    )
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -77,14 +84,12 @@ def _run(options: argparse.Namespace) -> int:
     interrupted = bool(interruption)
     if interrupted:
         print(f"{interruption}: {len(played)} of {len(chosen)} experiments have run")
+    _keep_verdicts(played)
+    write_report(options.json, experiments_json(played, effort, interrupted=interrupted))
+    write_report(options.out, experiments_page(played, effort, options.names, interrupted=interrupted).encode())
     for each in played if options.plot is not None else ():
         for plot in each.report.plots:
-            Path(options.plot, f"{each.experiment.name}-{plot.name}.svg").write_text(plot_svg(plot), encoding="utf-8")
-    if options.json is not None:
-        Path(options.json).write_bytes(experiments_json(played, effort, interrupted=interrupted))
-    if options.out is not None:
-        Path(options.out).write_text(experiments_page(played, effort, interrupted=interrupted), encoding="utf-8")
-    _keep_verdicts(played)
+            write_file(Path(options.plot, f"{each.experiment.name}-{plot.name}.svg"), plot_svg(plot).encode())
     if interrupted:
         return INVALID
     return MISSED if any(each.report.verdict is GateVerdict.MISSED for each in played) else MET
@@ -95,11 +100,14 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--seeds: expected at least 1, got {options.seeds}")
     if not 1 <= options.procs <= MAX_PROCESSES:
         raise ConfigError(f"--procs: expected 1 to {MAX_PROCESSES}, got {options.procs}")
-    for option, file in (("--json", options.json), ("--out", options.out)):
-        if file is not None and not Path(file).absolute().parent.is_dir():
-            raise ConfigError(f"{option}: expected a file in a folder that exists, got {file}")
-    if options.plot is not None and not Path(options.plot).is_dir():
-        raise ConfigError(f"--plot: expected a folder that exists, got {options.plot}")
+    if (
+        options.json is not None
+        and options.out is not None
+        and Path(options.json).resolve() == Path(options.out).resolve()
+    ):
+        raise ConfigError(f"--out: expected another file than that of --json, got {options.out}")
+    if options.plot is not None and not (options.plot and Path(options.plot).is_dir()):
+        raise ConfigError(f"--plot: expected a folder that exists, got {options.plot or 'nothing'}")
 
 
 def _play(chosen: list[PaperExperiment], effort: Effort, processes: int) -> tuple[list[PlayedExperiment], str]:
@@ -126,12 +134,11 @@ def _play(chosen: list[PaperExperiment], effort: Effort, processes: int) -> tupl
 
 def _chosen(names: list[str]) -> list[PaperExperiment]:
     known = {each.name: each for each in find_experiments()}
-    if _ALL in names:
-        return list(known.values())
     for name in names:
-        if name not in known:
-            raise ConfigError(f"paper run: expected {_ALL} or one of {', '.join(known)}, got {name}")
-    return [known[name] for name in dict.fromkeys(names)]
+        if name not in (_ALL, *known):
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"paper run: expected {_ALL} or one of {', '.join(known)}, got '{name}'{hint}")
+    return list(known.values()) if _ALL in names else [known[name] for name in dict.fromkeys(names)]
 
 
 def _verdicts_file() -> Path:

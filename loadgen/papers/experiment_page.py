@@ -48,12 +48,14 @@ def experiments_json(played: Sequence[PlayedExperiment], effort: Effort, *, inte
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def experiments_page(played: Sequence[PlayedExperiment], effort: Effort, *, interrupted: bool) -> str:
-    """All reports as a Markdown page, which says how it was made."""
+def experiments_page(
+    played: Sequence[PlayedExperiment], effort: Effort, names: Sequence[str], *, interrupted: bool
+) -> str:
+    """All reports as a Markdown page, which says how it was made: `names` are those that were asked for."""
     quick = " --quick" if effort.quick else ""
     parts = [
         "# Experiments of papers, played again\n",
-        f"```sh\nloadgen paper run all --seeds {effort.seeds}{quick} --out FILE\n```\n",
+        f"```sh\nloadgen paper run {' '.join(names)} --seeds {effort.seeds}{quick} --out FILE\n```\n",
         "The command wrote this page. Experiments run the product's own scheduler, planners and placement, or its "
         "server.\n",
     ]

@@ -8,7 +8,7 @@ the calls, many are called at fixed intervals, and some in bursts.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 
 import msgspec
@@ -21,7 +21,8 @@ from sluice.batcher.interface.config import (
     SchedulerSpec,
     StageConfig,
 )
-from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.interface.decisions import AnyDecision
+from sluice.batcher.interface.events import AnyEvent, RequestArrived
 from sluice.batcher.interface.residency_config import Footprint, Loading, ResidencyConfig
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.loadgen.papers.engines.virtual_gateway import VirtualGateway
@@ -102,8 +103,8 @@ def arrivals(seed: int, speed: float) -> Iterator[tuple[int, RequestArrived]]:
             number += 1
 
 
-def play(seed: int, load: float, most: int) -> ClockworkRun:
-    """Play that many requests of the trace of a seed, at a multiple of the capacity."""
+def gateway(observe: Callable[[int, AnyEvent | None, list[AnyDecision]], None] | None = None) -> VirtualGateway:
+    """The models, each with a pipeline of its own, and the GPUs, which are empty."""
     names = [f"m{number}" for number in range(MODELS)]
     footprint = Footprint(1, load_ns=LOAD_NS, table=TABLE)
     spec = SchedulerSpec(
@@ -119,13 +120,18 @@ def play(seed: int, load: float, most: int) -> ClockworkRun:
         ResidencyConfig(Loading.DEMAND, load_ns=LOAD_NS),
     )
     tables = dict.fromkeys(names, TABLE)
-    gateway = VirtualGateway(
+    return VirtualGateway(
         spec,
         {partition.name: tables for partition in spec.partitions},
         holding={},
         load_ns=lambda order: LOAD_NS,
+        observe=observe,
     )
-    played = gateway.play(islice(arrivals(seed, load), most))
+
+
+def play(seed: int, load: float, most: int) -> ClockworkRun:
+    """Play that many requests of the trace of a seed, at a multiple of the capacity."""
+    played = gateway().play(islice(arrivals(seed, load), most))
     admitted = [each for each in played.requests if not each.outcome.name.startswith("REJECTED")]
     late = sum(not each.is_in_time for each in admitted)
     return ClockworkRun(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from sluice.batcher.drivers.simulated_machine import Host
 from sluice.batcher.drivers.simulated_nodes import SimulatedNode
-from sluice.batcher.drivers.simulator import Host
 from sluice.batcher.settings.scheduling import ServingSettings, convert_settings
 from sluice.loadgen.simulation.service import ServiceTimeDistribution
 from sluice.models.backends.configured import load_backend

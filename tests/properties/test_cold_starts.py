@@ -2,8 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
     PartitionConfig,
     PipelineConfig,
@@ -58,7 +57,6 @@ from sluice.mps.packing.policies import POLICIES
 from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
-    FaultySimulator,
     S,
     cascade,
     chain,
@@ -93,7 +91,7 @@ PIPELINES = (
             StageConfig("last", "g", (4,)),
         ),
     ),
-    PipelineConfig("family", (StageConfig("any", "f", variants=("f", "h")),), slo_ns=50 * MS),
+    PipelineConfig("family", (StageConfig("any", "f", variants=("f", "h"), accuracies=(0.9, 0.8)),), slo_ns=50 * MS),
 )
 RESIDENCIES = st.builds(
     ResidencyConfig,
@@ -107,21 +105,6 @@ RESIDENCIES = st.builds(
     packing=st.sampled_from((None, POLICIES["exclusive"], POLICIES["best_fit"], PeakSafe(headroom_mib=2))),
     on_miss=st.sampled_from(OnMiss),
 )
-
-
-class FailingLoads(FaultySimulator):
-    """A simulator in which a tenth of the loads fails; `weigh` gives the measured memory of a model."""
-
-    def __init__(self, weigh: Callable[[str], ModelMemory], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._weigh = weigh
-
-    def at(self, time_ns: int, event: AnyEvent) -> None:
-        if isinstance(event, ModelLoaded) and time_ns % 10 == 0:
-            event = ModelLoadFailed(event.partition, event.model, "it is broken")
-        elif isinstance(event, ModelLoaded):
-            event = ModelLoaded(event.partition, event.model, event.table, self._weigh(event.model))
-        super().at(time_ns, event)
 
 
 class Trial:
@@ -146,15 +129,23 @@ class Trial:
         self.journal: list[bytes] = []
         self._writer = JournalWriter(self.journal.append, spec)
         self._steps = 0
-        self.simulator = FailingLoads(
-            lambda key: ModelMemory(self.found[key] * UNIT),
+        self.simulator = Simulator(
             self.scheduler,
             self,
             self._observe,
             build_plan=build_plan,
             tables=dict.fromkeys(self.capacity, self.tables),
             load_ns=lambda order: self.random.randint(2 * MS, 30 * MS),
+            report=self._report,
         )
+
+    def _report(self, time_ns: int, event: AnyEvent) -> AnyEvent:
+        """Let a tenth of the loads fail, and report what the models of the others take."""
+        if not isinstance(event, ModelLoaded):
+            return event
+        if time_ns % 10 == 0:
+            return ModelLoadFailed(event.partition, event.model, "it is broken")
+        return ModelLoaded(event.partition, event.model, event.table, ModelMemory(self.found[event.model] * UNIT))
 
     def _spec(self, residency: ResidencyConfig, known: bool) -> SchedulerSpec:
         models = [self._model(key, known) for key in KEYS]
@@ -185,7 +176,10 @@ class Trial:
             key = draw.choice(["x", "y"]) if pipeline == "keyed" else ""
             cost = draw.choice([None, None, None, 0.1])
             deadline_ns = now_ns + draw.choice([5, 20, 60, 500, DAY_MS]) * MS
-            event = RequestArrived(request, pipeline, draw.randint(1, 3), deadline_ns, key, max_cost=cost)
+            accuracy = draw.choice([0, 0.75, 0.85]) if pipeline == "family" else 0
+            event = RequestArrived(
+                request, pipeline, draw.randint(1, 3), deadline_ns, key, max_cost=cost, min_accuracy=accuracy
+            )
             arrivals.append((now_ns, self._sent(event, now_ns)))
             if draw.random() < 0.05:
                 self.simulator.at(now_ns + draw.randint(0, 20) * MS, RequestCancelled(request))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import (
@@ -28,7 +29,6 @@ from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import (
     CERTAINTY,
     US,
-    FaultySimulator,
     S,
     cascade,
     chain,
@@ -134,7 +134,7 @@ def play(
         outcomes.update((each.request, each.outcome) for each in decisions if isinstance(each, Settlement))
 
     machine = Machine(dict(zip(names, kinds, strict=True)), percent)
-    simulator = FaultySimulator(scheduler, machine, observe)
+    simulator = Simulator(scheduler, machine, observe)
     for name, kind in machine.kinds.items():
         simulator.at(0, PartitionReady(name, TABLES[kind]))
     now_ns, events = S, []

@@ -4,12 +4,12 @@ import pytest
 
 from benchmarks.support.fleet import Fleet, Service
 from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.fleet import member_table
 from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, CompleteRequest, Settlement
 from sluice.batcher.interface.events import AnyEvent, LinkMeasured, PartitionLost
 from sluice.batcher.planner.build import build_plan
 from sluice.models.units import NS_PER_MS
-from tests.support.scheduling.builders import FaultySimulator
 
 SECONDS = 0.24
 
@@ -24,7 +24,7 @@ def run(fleet: Fleet, checks_every: int = 0) -> list[list[AnyDecision]]:
         if checks_every and len(decided) % checks_every == 0:
             check_invariants(scheduler)
 
-    simulator = FaultySimulator(scheduler, Service(fleet), observe, build_plan=build_plan)
+    simulator = Simulator(scheduler, Service(fleet), observe, build_plan=build_plan)
     for event in fleet.ready:
         simulator.at(0, event)
     for event in fleet.ready[:8]:

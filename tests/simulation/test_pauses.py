@@ -10,7 +10,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.simulator import Host, Simulator
+from sluice.batcher.drivers.simulated_machine import Host
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import Limits, WhenConfig
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived

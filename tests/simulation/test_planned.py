@@ -9,6 +9,7 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
     PartitionConfig,
     PipelineConfig,
@@ -51,7 +52,6 @@ from tests.support.scheduling.builders import (
     GAINING,
     MS,
     US,
-    FaultySimulator,
     S,
     cascade,
     chain,
@@ -123,7 +123,7 @@ class Run:
         self._steps = 0
         self._check_every = check_every
         self._writer = JournalWriter(self.journal.append, spec)
-        self.simulator = FaultySimulator(
+        self.simulator = Simulator(
             self.scheduler, Machine(tables, 1, confidence, spread), self._observe, build_plan=build, tables=tables
         )
         for partition in spec.partitions:

@@ -8,6 +8,7 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import (
@@ -28,7 +29,6 @@ from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
-    FaultySimulator,
     S,
     cascade,
     ensemble,
@@ -70,7 +70,7 @@ class Machine:
 class StoppedMachine(Machine):
     """As `Machine`, with a worker that stands still for 1.5 s every two seconds: the one and the other in turn."""
 
-    simulator: FaultySimulator
+    simulator: Simulator
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         turn, since_ns = divmod(self.simulator.now_ns, 2 * S)
@@ -87,7 +87,7 @@ class Run:
         self.outcomes: dict[int, Outcome] = {}
         self.settled_ns: dict[int, int] = {}
         self._writer = JournalWriter(self.journal.append, spec)
-        self.simulator = FaultySimulator(self.scheduler, machine or Machine(seed), self._observe)
+        self.simulator = Simulator(self.scheduler, machine or Machine(seed), self._observe)
         for partition in spec.partitions:
             self.simulator.at(
                 0, PartitionReady(partition.name, {model.key: TABLES[model.key] for model in spec.models})

@@ -8,6 +8,7 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -25,7 +26,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.loadgen.papers.engines.virtual_gateway import TabledService
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling.builders import MS, FaultySimulator, S, chain, ensemble, model, spec_of
+from tests.support.scheduling.builders import MS, S, chain, ensemble, model, spec_of
 
 KEYS = {"a": (4, 3), "b": (8, 6), "c": (3, 4)}
 SPEEDS = {"small": 1.0, "large": 2.4}
@@ -60,7 +61,7 @@ class Run:
         self._pipeline_of: dict[int, str] = {}
         self._writer = JournalWriter(lambda line: self.journal.append(bytes(line)), spec)
         self.scheduler = Scheduler(spec, LivePlanner())
-        simulator = FaultySimulator(
+        simulator = Simulator(
             self.scheduler, TabledService(TABLES), self._observe, build_plan=build_plan, tables=TABLES
         )
         for name, tables in TABLES.items():

@@ -1,23 +1,23 @@
 """A gateway's scheduler in virtual time, as experiments need it: any spec, and a record of how each request ended."""
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
+from sluice.batcher.drivers.simulated_machine import Service
 from sluice.batcher.drivers.simulated_nodes import SimulatedNode
-from sluice.batcher.drivers.simulator import Service, Simulator
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
-    CancelRequest,
     CombineOutputs,
-    CompleteRequest,
     DispatchBatch,
-    EvictRequest,
-    FailRequest,
     LoadModel,
-    RejectRequest,
+    Settlement,
 )
 from sluice.batcher.interface.events import (
     AnyEvent,
@@ -34,6 +34,9 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS
+
+YOUNG_OBJECTS = 20_000
+"""Objects that come to be before the collector of cyclic garbage looks at them."""
 
 Tables = Mapping[str, Mapping[str, LatencyTable]]
 """Latency tables by partition and model."""
@@ -118,25 +121,13 @@ class _Record:
         if isinstance(event, RequestArrived):
             self.open[event.request] = now_ns, event
         for decision in decisions:
-            match decision:
-                case CompleteRequest() | RejectRequest() | EvictRequest() | FailRequest() | CancelRequest():
-                    came_ns, arrival = self.open.pop(decision.request)
-                    self.ended.append(
-                        EndedRequest(arrival.pipeline, came_ns, arrival.deadline_ns, now_ns, decision.outcome)
-                    )
-                case LoadModel():
-                    self.loads[decision.model] += 1
-
-
-class _FailingSimulator(Simulator):
-    """A simulator in which batches that `fails` names are lost at their ends, as if with their workers."""
-
-    fails: Callable[[int], bool] | None = None
-
-    def _handle(self, event: AnyEvent) -> None:
-        if self.fails is not None and isinstance(event, BatchCompleted) and self.fails(event.batch):
-            event = BatchFailed(event.batch, FailureCause.WORKER_LOST, "the invocation failed")
-        super()._handle(event)
+            if isinstance(decision, Settlement):
+                came_ns, arrival = self.open.pop(decision.request)
+                self.ended.append(
+                    EndedRequest(arrival.pipeline, came_ns, arrival.deadline_ns, now_ns, decision.outcome)
+                )
+            elif isinstance(decision, LoadModel):
+                self.loads[decision.model] += 1
 
 
 class VirtualGateway:
@@ -162,7 +153,7 @@ class VirtualGateway:
         fails: Callable[[int], bool] | None = None,
     ) -> None:
         self._record = _Record(observe)
-        self.simulator = _FailingSimulator(
+        self.simulator = Simulator(
             Scheduler(spec, LivePlanner()),
             service or TabledService(tables),
             self._record.observe,
@@ -170,9 +161,9 @@ class VirtualGateway:
             tables=tables,
             load_ns=load_ns,
             nodes=nodes,
+            report=None if fails is None else partial(_failing, fails),
             measures=measures,
         )
-        self.simulator.fails = fails
         for partition in spec.partitions:
             held = tables[partition.name]
             if holding is not None:
@@ -181,7 +172,28 @@ class VirtualGateway:
 
     def play(self, arrivals: Iterable[tuple[int, AnyEvent]]) -> PlayedTraffic:
         """Run until all requests have ended; arrivals are (time, event), ascending. To be called once."""
-        self.simulator.run(arrivals)
+        with _seldom_collected():
+            self.simulator.run(arrivals)
         record = self._record
         assert not record.open, "each request has an outcome"
         return PlayedTraffic(tuple(record.ended), dict(record.loads))
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let the collector of cyclic garbage look as seldom as in a server, and not at what is there already."""
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+def _failing(fails: Callable[[int], bool], time_ns: int, event: AnyEvent) -> AnyEvent:
+    """Report that a batch which is to fail was lost, as if with its worker."""
+    if isinstance(event, BatchCompleted) and fails(event.batch):
+        return BatchFailed(event.batch, FailureCause.WORKER_LOST, "the invocation failed")
+    return event

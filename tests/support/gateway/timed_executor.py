@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from sluice.batcher.drivers.simulator import Service
+from sluice.batcher.drivers.simulated_machine import Service
 from sluice.batcher.interface.decisions import CombineOutputs, DispatchBatch, LoadModel, Member, UnloadModel
 from sluice.batcher.interface.events import (
     AnyEvent,

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
     Limits,
@@ -21,9 +20,6 @@ from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchB
 from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
-    BatchFailed,
-    FailureCause,
-    PartitionLost,
     PartitionReady,
     PlanBuilt,
     RequestArrived,
@@ -174,16 +170,3 @@ def dispatch(
 def completed(batch: int, started_ns: int, ended_ns: int, *confidences: float) -> BatchCompleted:
     """The completion of a batch with at most one output of confidences."""
     return BatchCompleted(batch, started_ns, ended_ns, (confidences,) if confidences else ())
-
-
-class FaultySimulator(Simulator):
-    """A simulator whose workers can be lost: their batches fail and are never reported as completed."""
-
-    def _handle(self, event: AnyEvent) -> None:
-        super()._handle(event)
-        if isinstance(event, PartitionLost):
-            self._free_ns.pop(event.partition, None)
-            held = [batch for batch, (partition, *_) in self._started_ns.items() if partition == event.partition]
-            for batch in held:
-                del self._started_ns[batch]
-                self.at(self.now_ns, BatchFailed(batch, FailureCause.WORKER_LOST, event.reason))

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest, DispatchBatch, LoadModel
 from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived
 from sluice.batcher.interface.residency_config import Footprint, Loading, ResidencyConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling.builders import MS, ONE, FaultySimulator, S, model, spec_of
+from tests.support.scheduling.builders import MS, ONE, S, model, spec_of
 from tests.support.scheduling.services import WithoutConfidences
 
 LOAD_NS = 50 * MS
@@ -63,7 +64,7 @@ class Contention(WithoutConfidences):
         self._arrivals: dict[int, tuple[int, str]] = {}
         self._served: set[int] = set()
         tables = {room.name: dict.fromkeys(keys, ONE) for room in rooms}
-        simulator = FaultySimulator(self.scheduler, self, self._observe, tables=tables, load_ns=lambda order: LOAD_NS)
+        simulator = Simulator(self.scheduler, self, self._observe, tables=tables, load_ns=lambda order: LOAD_NS)
         for room in rooms:
             simulator.at(0, PartitionReady(room.name, {}))
         for name, at_s in (lost_s or {}).items():

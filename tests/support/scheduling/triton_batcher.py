@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, PriorityLevels
 from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
@@ -13,7 +14,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling.builders import MS, FaultySimulator, S, model, single, spec_of
+from tests.support.scheduling.builders import MS, S, model, single, spec_of
 from tests.support.scheduling.services import WithoutConfidences
 
 NEVER = 3600 * S
@@ -73,7 +74,7 @@ class Run:
         self.completed: list[int] = []
         self.reasons: dict[int, str] = {}
         self.scheduler = Scheduler(spec)
-        simulator = FaultySimulator(self.scheduler, Machine(times), self._observe)
+        simulator = Simulator(self.scheduler, Machine(times), self._observe)
         for name in names:
             simulator.at(0, PartitionReady(name, {key: tables[key] for key in ("m:1", "busy:1")}))
         simulator.at(0, PartitionReady("before", {"pre:1": tables["pre:1"]}))

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import repeat
 
-from sluice.batcher.drivers.simulator import Host, Simulator
+from sluice.batcher.drivers.simulated_machine import Host
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch
 from sluice.batcher.interface.events import (
     AnyEvent,

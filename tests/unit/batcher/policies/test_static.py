@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import Limits, PolicyConfig, ScheduledModel
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -30,7 +31,6 @@ from tests.support.scheduling.builders import (
     MS,
     ONE,
     US,
-    FaultySimulator,
     S,
     arrival,
     completed,
@@ -181,7 +181,7 @@ def test_each_request_has_one_outcome_and_batches_only_allowed_sizes_whatever_fa
             elif isinstance(each, CompleteRequest | RejectRequest | EvictRequest | FailRequest):
                 outcomes.append(each.request)
 
-    simulator = FaultySimulator(scheduler, PaddedService(), observe)
+    simulator = Simulator(scheduler, PaddedService(), observe)
     table = LatencyTable.from_ms({1: 0.1, 2: 0.2, 4: 0.4})
     for name in ("a", "b"):
         simulator.at(0, PartitionReady(name, {"m:1": table, "n:1": table}))

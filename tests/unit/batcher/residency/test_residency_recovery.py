@@ -1,6 +1,7 @@
 """Models come to be held again where it is needed: after a partition is lost for good, and when they are asked for."""
 
 from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -17,7 +18,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling.builders import MS, ONE, FaultySimulator, S, arrival, spec_of
+from tests.support.scheduling.builders import MS, ONE, S, arrival, spec_of
 from tests.support.scheduling.services import WithoutConfidences
 
 TOO_LARGE = "z"
@@ -33,7 +34,7 @@ class Run(WithoutConfidences):
         )
         tables = dict.fromkeys(models, ONE)
         self.scheduler = Scheduler(spec, LivePlanner())
-        self.simulator = FaultySimulator(
+        self.simulator = Simulator(
             self.scheduler, self, self._observe, build_plan=build_plan, tables=dict.fromkeys(rooms, tables)
         )
         for name, keys in held.items():

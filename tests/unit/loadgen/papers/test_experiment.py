@@ -64,6 +64,7 @@ def test_a_file_in_the_folder_is_an_experiment_whose_gates_are_judged(
     assert printed[4].startswith("  verdict: met (")
     assert "| answer | 41 | 42 | 42 | met |" in page.read_text()
     assert "| 42 |\n" in page.read_text(), "the table behind the findings"
+    assert "\nloadgen paper run answers --seeds 1 --out FILE\n" in page.read_text()
     (experiment,) = json.loads(document.read_text())["experiments"]
     assert (experiment["name"], experiment["verdict"]) == ("answers", "met")
 
@@ -154,12 +155,25 @@ def test_an_interrupt_ends_the_processes_of_experiments() -> None:
         (["answers", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
         (["answers", "--procs", "0"], "--procs: expected 1 to 64, got 0"),
         (["answers", "--plot", "/no/such/folder"], "--plot: expected a folder that exists, got /no/such/folder"),
-        (["answers", "--out", "/no/such/folder/page.md"], "--out: expected a file in a folder that exists"),
+        (["answers", "--plot", ""], "--plot: expected a folder that exists, got nothing"),
+        (["answers", "--json", "a", "--out", "./a"], "--out: expected another file than that of --json, got ./a"),
+        (["all", "nothing"], "got 'nothing'"),
+        (["kaas-trace"], "got 'kaas-trace'; did you mean 'kaas-traces'?"),
     ],
 )
 def test_what_cannot_be_run_is_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "run", *arguments]) == 1
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--out"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["paper", "run", "kaas-traces", option, str(tmp_path)])
+    assert left.value.code == 1
+    assert f"{tmp_path}: cannot be written: it is a folder; expected a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [each.name for each in find_experiments() if each.name not in MISSED | MEASURED])
