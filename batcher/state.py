@@ -53,10 +53,10 @@ PlannedBatch    places/timeline.py            end_ns
 BatchLinks      places/planned_batches.py     after before fed_ns
 StageRun        scheduler/scheduler.py        confidences batch_key kept_on is_done
 Entry           queues/                       queued late retry_group queue_key
-Entry           dispatch/dispatcher.py        batch
+Entry           dispatch/dispatcher.py        batch was_revoked
 Entry           dispatch/retries.py           lost_once nodes_lost
 Entry           dispatch/copies.py            copies
-Batch           dispatch/dispatcher.py        live suspect is_extra is_node_lost revoking is_suspended
+Batch           dispatch/dispatcher.py        live suspect is_extra is_node_lost revoking is_suspended reforms
 Batch           dispatch/copies.py            copied
 Batch           scheduler/scheduler.py        entries
 =============== ============================= ======================================================================
@@ -500,6 +500,7 @@ class Entry:
     queued: bool  # it waits in its queue
     late: bool  # it waits behind the entries that can still be in time
     lost_once: bool  # its worker was lost while it may have been the cause
+    was_revoked: bool  # its batch was taken back once, so that it would run elsewhere or later
     nodes_lost: int  # how often it was running on a node that was lost
     batch: Batch | None  # the batch that it runs in
     retry_group: list[Entry] | None  # the entries that it is to be retried with
@@ -527,6 +528,7 @@ class Entry:
         self.queued = True
         self.late = False
         self.lost_once = False
+        self.was_revoked = False
         self.nodes_lost = 0
         self.batch = None
         self.retry_group = None
@@ -538,6 +540,7 @@ class Entry:
         entry = Entry(self.request, self.stage, self.rows, row_index, key, end_ns, enqueued_ns, self.sequence)
         entry.queued, entry.late = self.queued, self.late
         entry.lost_once, entry.nodes_lost = self.lost_once, self.nodes_lost
+        entry.was_revoked = self.was_revoked
         entry.retry_group, entry.copies = self.retry_group, self.copies
         return entry
 
@@ -628,6 +631,7 @@ class Batch:
     is_node_lost: bool = False  # its worker was lost with its whole node
     is_suspended: bool = False  # its model waits for other models
     revoking: bool = False  # its worker was asked to take it back
+    reforms: bool = False  # once it is taken back, its entries wait as before: not for a batch of their own
     copied: bool = False  # some of its entries may have copies
     is_extra: bool = False  # it runs only because its stage competes
     way_ns: int = 0  # ns that it and its answers are expected to be on their way
