@@ -83,6 +83,8 @@ class PartitionChooser:
         if self._planner is None:
             return self._planned(queue, head, model, choice.rows, partition, now_ns)
         hosts = [partition if group is partition.group else first_available(group, now_ns) for group in groups]
+        if has_kinds:  # partitions with linked batches keep to what is planned
+            hosts = [None if host is None or (host.linked and host is not partition) else host for host in hosts]
         waits_ns = [INFINITE_NS if host is None else host.start_ns(now_ns) - now_ns for host in hosts]
         if has_kinds:
             return self._cheapest(queue, head, model, choice, hosts, waits_ns, now_ns)
