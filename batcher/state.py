@@ -28,6 +28,7 @@ ModelState      fleet/speed.py                estimates batch_limits limit_chang
 ModelState      dispatch/dispatcher.py        outstanding extra_rows peak_rows typical_rows batches under_way
 ModelState      dispatch/dispatcher.py        last_dispatch_ns
 ModelState      scheduler/pipelines.py        pipelines
+ModelState      scheduler/admission.py        demand
 ModelState      places/places.py              open_batch
 ModelState      residency/partition_memory.py config load_ns last_load_ns
 StageState      scheduler/replanner.py        model cost_to_go rule plan_changes
@@ -49,10 +50,10 @@ PlannedBatch    places/planned_batches.py     partition rows room variance most 
 PlannedBatch    places/planned_batches.py     merges depth length_ns from_ns limit_ns latest_ns ready_ns serial
 StageRun        scheduler/scheduler.py        confidences batch_key kept_on is_done
 Entry           queues/                       queued late retry_group queue_key
-Entry           dispatch/dispatcher.py        batch
+Entry           dispatch/dispatcher.py        batch was_revoked
 Entry           dispatch/retries.py           lost_once nodes_lost
 Entry           dispatch/copies.py            copies
-Batch           dispatch/dispatcher.py        live suspect is_extra is_node_lost revoking is_suspended
+Batch           dispatch/dispatcher.py        live suspect is_extra is_node_lost revoking is_suspended reforms
 Batch           dispatch/copies.py            copied
 Batch           scheduler/scheduler.py        entries
 =============== ============================= ======================================================================
@@ -280,6 +281,7 @@ class ModelState:
     quickest_ns: int = 0  # ns; least time of a row by itself
     nearest_ns: int = 0  # ns; least time that a row is on its way to a partition and back
     pipelines: list[PipelineState] = field(default_factory=list)  # those with a stage that it may run
+    demand: RecentRows = field(default_factory=lambda: RecentRows(ASKED_MEMORY_NS))  # of requests that chose it
     open_batch: PlannedBatch | None = None  # the last planned one of its default queue, if it can be joined
     outstanding: int = 0  # rows that are queued or running; none that were sent ahead of their time
     extra_rows: int = 0  # those of them that run only because their stage competes
@@ -351,16 +353,7 @@ class StageState:
 
     def service_ns(self, hand_off_ns: int) -> int:
         """Predicted time of the stage in a batch of typical size; 0 for a combiner."""
-        model = self.model
-        if model is None or not model.estimates:
-            return 0
-        rows = model.usual_rows
-        if model.nearest_ns:
-            return (
-                min(model.estimates[group.kind].service_ns(rows) + group.way_ns(model, rows) for group in model.groups)
-                + hand_off_ns
-            )
-        return min(estimate.service_ns(rows) for estimate in model.estimates.values()) + hand_off_ns
+        return service_ns(self.model, hand_off_ns)
 
 
 @dataclass(slots=True, eq=False)
@@ -479,6 +472,10 @@ class Request:
         self.places = []
         self.models = ()
 
+    def model_of(self, stage: StageState) -> ModelState | None:
+        """The model that runs a stage of it; None for a combiner."""
+        return self.models[stage.index] if self.models else stage.model
+
 
 @dataclass(slots=True, eq=False, init=False)
 class Entry:
@@ -495,6 +492,7 @@ class Entry:
     queued: bool  # it waits in its queue
     late: bool  # it waits behind the entries that can still be in time
     lost_once: bool  # its worker was lost while it may have been the cause
+    was_revoked: bool  # its batch was taken back once, so that it would run elsewhere or later
     nodes_lost: int  # how often it was running on a node that was lost
     batch: Batch | None  # the batch that it runs in
     retry_group: list[Entry] | None  # the entries that it is to be retried with
@@ -522,6 +520,7 @@ class Entry:
         self.queued = True
         self.late = False
         self.lost_once = False
+        self.was_revoked = False
         self.nodes_lost = 0
         self.batch = None
         self.retry_group = None
@@ -533,6 +532,7 @@ class Entry:
         entry = Entry(self.request, self.stage, self.rows, row_index, key, end_ns, enqueued_ns, self.sequence)
         entry.queued, entry.late = self.queued, self.late
         entry.lost_once, entry.nodes_lost = self.lost_once, self.nodes_lost
+        entry.was_revoked = self.was_revoked
         entry.retry_group, entry.copies = self.retry_group, self.copies
         return entry
 
@@ -607,9 +607,23 @@ class Batch:
     is_node_lost: bool = False  # its worker was lost with its whole node
     is_suspended: bool = False  # its model waits for other models
     revoking: bool = False  # its worker was asked to take it back
+    reforms: bool = False  # once it is taken back, its entries wait as before: not for a batch of their own
     copied: bool = False  # some of its entries may have copies
     is_extra: bool = False  # it runs only because its stage competes
     way_ns: int = 0  # ns that it and its answers are expected to be on their way
+
+
+def service_ns(model: ModelState | None, hand_off_ns: int) -> int:
+    """Predicted time of a stage that a model runs, in a batch of typical size; 0 for a combiner."""
+    if model is None or not model.estimates:
+        return 0
+    rows = model.usual_rows
+    if model.nearest_ns:
+        return (
+            min(model.estimates[group.kind].service_ns(rows) + group.way_ns(model, rows) for group in model.groups)
+            + hand_off_ns
+        )
+    return min(estimate.service_ns(rows) for estimate in model.estimates.values()) + hand_off_ns
 
 
 def way_ns(round_trip_ns: int, ns_per_byte: float, model: ScheduledModel, rows: float) -> int:

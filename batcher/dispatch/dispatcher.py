@@ -11,6 +11,7 @@ from sluice.batcher.dispatch.closing import Closing, wrong_choice
 from sluice.batcher.dispatch.competition import Competition
 from sluice.batcher.dispatch.copies import mark_copied
 from sluice.batcher.dispatch.plan_rules import Hold, PlanRules
+from sluice.batcher.dispatch.second_batches import SecondBatches
 from sluice.batcher.dispatch.stragglers import Stragglers
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
@@ -36,6 +37,7 @@ from sluice.batcher.queues.queue_table import base_key, host_key
 from sluice.batcher.queues.response_order import FinishedEntries
 from sluice.batcher.sequences.sequences import Sequences
 from sluice.batcher.state import (
+    IN_FLIGHT,
     RESTART_NS,
     Batch,
     Entry,
@@ -96,6 +98,7 @@ class Dispatcher:
         self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._stragglers = Stragglers(fleet, spec.limits.straggler_factor)
+        self.second_batches = SecondBatches(fleet)
         self.competition = Competition(fleet, self.instances)
         self._evict = evict
         self._resume = resume
@@ -172,6 +175,8 @@ class Dispatcher:
         if wanted > model.peak_rows:
             model.peak_rows = float(wanted)
         first = queue.push(entry, order_ns)
+        if first and model.by_deadline and self.second_batches.came(entry, now_ns):
+            self.check_by(now_ns)
         if model.config.instances is not None and queue.host is None:
             if first:
                 self.instances.offer(queue, model, now_ns)
@@ -212,6 +217,18 @@ class Dispatcher:
             self.wakeups.notify_all(queue, model, now_ns)
         if not model.served:
             self.strand(model, now_ns)
+
+    def wait_again(self, key: QueueKey, entries: list[Entry], now_ns: int) -> None:
+        """Have the entries of a batch that was revoked wait as before, in the order of their deadlines."""
+        queue, model = self._queues.get(key), self.models[key[0]]
+        for entry in entries:
+            entry.was_revoked = True
+            requeue(entry, key)
+            self._add(entry, queue, model, entry.stage_deadline_ns, now_ns)
+            if entry.request.pipeline.evicts:
+                self.timeouts.plan(entry, now_ns + 1)
+        if queue.only is not None:
+            self._unbind(queue, now_ns)
 
     def withdraw(self, entry: Entry) -> None:
         """Remove a waiting entry."""
@@ -419,13 +436,17 @@ class Dispatcher:
         partition = batch.partition
         was_running = partition.batches[0] is batch
         partition.batches.remove(batch)
+        self.second_batches.left(batch)
         if was_running:
             partition.idle_since_ns = now_ns
             if partition.overdue:
                 self._stragglers.trust(partition)
         if not partition.batches:
             partition.free_at_ns = now_ns
+            if self.second_batches.idle(now_ns):
+                self.check_by(now_ns)
         elif was_running:
+            self.second_batches.left(partition.batches[0])
             # The end of a batch on another node is known a way later, and what waited there began meanwhile.
             began_ns = max(now_ns - batch.way_ns, partition.batches[0].dispatched_ns)
             partition.free_at_ns = began_ns + sum(waiting.expected_ns for waiting in partition.batches)
@@ -473,11 +494,10 @@ class Dispatcher:
             if sharing.accounts:
                 self._revoke_unstarted(decisions)
                 sharing.wake_throttled(due, now_ns)
-        if (due_ns := self.competition.next_ns) is not None:
-            if due_ns <= now_ns:
-                self._compete(now_ns, decisions)
-            if (next_ns := self.competition.next_ns) is not None:
-                self.check_by(next_ns)
+        if self.second_batches.next_ns is not None:
+            self._revoke_second(now_ns, decisions)
+        if self.competition.next_ns is not None:
+            self._compete(now_ns, decisions)
 
     def _compete(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Run the rows of competing stages again that are due, where nothing else is to run."""
@@ -491,6 +511,16 @@ class Dispatcher:
                 run_queue = self.wakeups.run_queues[host.group]
                 if (next_ns := run_queue.next_ns()) is not None:
                     self.wakeups.wake_run_queue(run_queue, max(next_ns, now_ns + 1))
+        if (next_ns := self.competition.next_ns) is not None:
+            self.check_by(next_ns)
+
+    def _revoke_second(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Revoke the second batches that are worth more elsewhere, or later."""
+        for batch in self.second_batches.due(now_ns):
+            batch.reforms = True
+            self._revoke(batch, decisions)
+        if (next_ns := self.second_batches.next_ns) is not None:
+            self.check_by(next_ns)
 
     def _check_overdue(self, now_ns: int) -> None:
         """Give overdue partitions no more batches, and run elsewhere what can be in time there."""
@@ -514,9 +544,13 @@ class Dispatcher:
     def _revoke_unstarted(self, decisions: list[AnyDecision]) -> None:
         """Revoke the batches that have not started on throttled partitions."""
         for batch in self._sharing.take_unstarted():
-            if not batch.revoking:
-                batch.revoking = True
-                decisions.append(RevokeBatch(batch.identity))
+            self._revoke(batch, decisions)
+
+    @staticmethod
+    def _revoke(batch: Batch, decisions: list[AnyDecision]) -> None:
+        if not batch.revoking:
+            batch.revoking = True
+            decisions.append(RevokeBatch(batch.identity))
 
     def _form_in(self, run_queue: RunQueue, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close batches for the idle partitions of a group or, with `ahead`, for those about to be idle."""
@@ -747,6 +781,8 @@ class Dispatcher:
         starts_ns = partition.start_ns(now_ns) if partition.batches else now_ns
         partition.free_at_ns = starts_ns + expected_ns
         partition.batches.append(batch)
+        if len(partition.batches) == IN_FLIGHT and reason is not RETRY and reason is not COMPETE:
+            self.second_batches.queued(batch)
         if reason is RETRY or reason is COMPETE:
             if any(entry.copies is not None for entry in entries):
                 mark_copied(batch)

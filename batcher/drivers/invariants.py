@@ -94,12 +94,15 @@ def _check_queues(scheduler: Scheduler) -> None:
 def _check_batches(scheduler: Scheduler) -> None:
     dispatcher = scheduler.dispatcher
     partitions = dispatcher.fleet.partitions.values()
+    second = dispatcher.second_batches.waiting
+    assert all(not batch.revoking for batch in second if batch.live), "a batch that is being revoked may be revoked"
     listed = [batch for partition in partitions for batch in (*partition.batches, *partition.suspended)]
     assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
     for partition in partitions:
         assert not any(batch.is_suspended for batch in partition.batches), "a suspended batch takes time"
         assert all(batch.is_suspended for batch in partition.suspended), "a batch waits that was not suspended"
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
+        assert not partition.batches or partition.batches[0] not in second, f"{partition.name} runs a second batch"
         assert partition.batches or not partition.overdue, f"{partition.name} is overdue and runs nothing"
         if partition.throttled:
             assert partition.group is not None, f"{partition.name} is throttled and was never ready"
@@ -221,8 +224,8 @@ def _check_foresight(scheduler: Scheduler) -> None:
     ]
     expected = [(model, *reader) for model, times_ns in foresight._times_ns.items() for reader in times_ns]
     assert Counter(reads) == Counter(expected), "what requests are expected to need is mixed up"
-    unneeded = [*(foresight._planned.keys() - foresight._times_ns), *(foresight._prepared.keys() - foresight._times_ns)]
-    assert not unneeded, f"{unneeded[0].config.key} is prepared for no request"
+    assert foresight._planned.keys() <= foresight._times_ns.keys(), "a load is planned for no request"
+    assert foresight._prepared.keys() <= foresight._times_ns.keys(), "a load was ordered ahead for no request"
     ended = foresight.hits + foresight.late + foresight.missed + foresight.lost
     assert ended + foresight.undecided == loader.prewarms, "a load that was ordered ahead has no end, or two"
     passed = [each for followed in foresight.followed.values() for each in followed.passed]

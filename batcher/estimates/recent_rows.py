@@ -11,7 +11,7 @@ class RecentRows:
         self._rows = 0.0
         self._last_ns = 0
 
-    def add(self, rows: int, now_ns: int) -> None:
+    def add(self, rows: float, now_ns: int) -> None:
         """Count rows that come now."""
         self._rows = self.rows(now_ns) + rows
         self._last_ns = now_ns

@@ -99,6 +99,7 @@ class Fleet:
         if group is not None and partition.models == event.tables.keys() and partition.link == group.link:
             if not was_up:
                 came_up(group)
+            _measure_ways(group, list(group.partitions.values()))
             self.wakeups.run_queues[group].partition_changed(partition)
             self.touch(partition.models)
         else:
@@ -220,11 +221,12 @@ class Fleet:
     def _change_models(self, group: PartitionGroup, partition: PartitionState) -> bool:
         """Give a group the new models of its only partition; what is planned for it stays.
 
-        False if the group has other partitions, or the kind, price or link of its partition has changed.
+        False if the group has other partitions, or the kind, price, link or way of its partition has changed.
         """
         if (group.only, group.kind, group.price) != (partition, partition.kind, partition.price):
             return False
-        if group.link != partition.link:
+        ways = partition.link, partition.round_trip_ns, partition.ns_per_byte
+        if (group.link, group.round_trip_ns, group.ns_per_byte) != ways:
             return False
         models = partition.models
         gone = group.models - models

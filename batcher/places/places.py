@@ -156,7 +156,7 @@ class Places:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.locality = Locality(fleet.nodes)
-        self.variants = Variants(fleet.models)
+        self.variants = Variants(fleet.models, fleet.partitions)
         self._hand_off_ns = fleet.hand_off_ns
         self._open: dict[QueueKey, PlannedBatch] = {}
         self._gaps: dict[QueueKey, tuple[int, float]] = {}

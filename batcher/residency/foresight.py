@@ -132,7 +132,7 @@ class Foresight:
     def reached(self, request: Request, stage: StageState, now_ns: int) -> None:
         """Record that rows have come to a stage of a followed request."""
         followed, index = self.followed[request.identity], stage.index
-        model = request.models[index] if request.models else stage.model
+        model = request.model_of(stage)
         if model is None or followed.expected.get(index) is not model:
             self._miss(request.identity, followed, index, now_ns)
         else:
@@ -150,9 +150,9 @@ class Foresight:
 
     def skipped(self, request: Request, stage: StageState, now_ns: int) -> None:
         """Record that no rows come to a stage of a followed request."""
-        followed, model, pipeline = self.followed[request.identity], stage.model, request.pipeline
+        followed, model, pipeline = self.followed[request.identity], request.model_of(stage), request.pipeline
         self._miss(request.identity, followed, stage.index, now_ns)
-        if model is not None and sum([each.model is model for each in pipeline.stages]) == 1:
+        if model is not None and sum([request.model_of(each) is model for each in pipeline.stages]) == 1:
             followed.passed.append((pipeline, model))
             self._passed[pipeline, model] = self.passed_by(pipeline, model) + 1
         self._decided(request, stage, followed, stage.index in followed.foreseen)

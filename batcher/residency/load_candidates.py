@@ -83,8 +83,9 @@ class _Option(NamedTuple):
 
 
 def asked_for(model: ModelState, now_ns: int) -> float:
-    """The recent demand for a model in rows, served or not, from the recent rows of its pipelines."""
-    return sum(each.demand.rows(now_ns) * each.expected_runs.get(model, 0.0) for each in model.pipelines)
+    """The recent demand for a model in rows, served or not: of its pipelines, and of requests for its accuracy."""
+    rows = sum(each.demand.rows(now_ns) * each.expected_runs.get(model, 0.0) for each in model.pipelines)
+    return rows + model.demand.rows(now_ns)
 
 
 class LoadCandidates:

@@ -4,7 +4,7 @@ The predicted time of a request includes the loads (Clockwork, OSDI 2020). Model
 they are ready when the stages before them end (Xanadu, Middleware 2020).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import QUANTILE
@@ -25,7 +25,15 @@ from sluice.batcher.residency.load_candidates import (
 from sluice.batcher.residency.partition_memory import PartitionMemory
 from sluice.batcher.residency.prewarm import likely_stages, needed_times, stages_ahead
 from sluice.batcher.residency.reconciler import ResidencyReconciler
-from sluice.batcher.state import UNAVAILABLE_NS, ComingModel, ModelState, PipelineState, Request, StageState
+from sluice.batcher.state import (
+    UNAVAILABLE_NS,
+    ComingModel,
+    ModelState,
+    PipelineState,
+    Request,
+    StageState,
+    service_ns,
+)
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 AGAIN_NS = 10 * NS_PER_MS
@@ -50,7 +58,7 @@ class Forecast(NamedTuple):
     pipeline: PipelineState
     done_ns: int
     model: str
-    wanted: list[tuple[int, StageState]]
+    wanted: list[tuple[int, StageState, ModelState]]
     coming: Mapping[ModelState, ComingModel]
     candidate: LoadCandidate | None = None
     refusal: LoadRefusal | None = None
@@ -132,29 +140,32 @@ class OnDemandLoader:
 
     # -- requests
 
-    def forecast(self, pipeline: PipelineState, now_ns: int) -> Forecast | None:
+    def forecast(
+        self, pipeline: PipelineState, now_ns: int, variants: Sequence[ModelState | None] = ()
+    ) -> Forecast | None:
         """The prediction for a request now: a stage begins once its model is loaded and its sources have run.
 
-        None if running partitions hold all models of the pipeline.
+        With `variants`, these models run the stages. None if running partitions hold all models.
         """
-        if all(stage.model is None or stage.model.served for stage in pipeline.stages):
+        models = variants or [stage.model for stage in pipeline.stages]
+        if all(model is None or model.served for model in models):
             return None
         config = self._config
         likely = {} if config.prewarm is Prewarm.OFF else likely_stages(pipeline, pipeline.roots, config.path)
-        wanted: list[tuple[int, StageState]] = []
+        wanted: list[tuple[int, StageState, ModelState]] = []
         loads: dict[ModelState, _Load] = {}
         ahead_ns: dict[str, int] = {}
         first, done_ns = "", now_ns
         ends_ns, probabilities = [now_ns] * pipeline.stage_count, [1.0] * pipeline.stage_count
         for stage in pipeline.stages:
-            index, model = stage.index, stage.model
+            index, model = stage.index, models[stage.index]
             begin_ns = max((ends_ns[source] for source in stage.waits_for), default=now_ns)
             probabilities[index] = stage.run_probability * min(
                 (probabilities[source] for source in stage.waits_for), default=1.0
             )
             prewarmed = bool(stage.waits_for) and index in likely and likely[index] >= config.min_probability
             if model is not None and (prewarmed or not stage.waits_for):
-                wanted.append((begin_ns, stage))
+                wanted.append((begin_ns, stage, model))
             if model is not None and not model.served:
                 found = loads[model] = loads.get(model) or self._soonest(model, now_ns, pipeline, ahead_ns)
                 ready_ns, refused = found.ready_ns, isinstance(found, LoadRefusal)
@@ -169,19 +180,20 @@ class OnDemandLoader:
                     begin_ns += ready_ns - now_ns
                 begin_ns += model.outstanding * self._row_ns(model)
                 first = first or model.config.key
-            ends_ns[index] = begin_ns + stage.service_ns(self._hand_off_ns)
+            ends_ns[index] = begin_ns + service_ns(model, self._hand_off_ns)
             if probabilities[index] > 1 - QUANTILE:
                 done_ns = max(done_ns, ends_ns[index])
+        if variants:
+            return Forecast(pipeline, done_ns, first, wanted, {})
         return Forecast(pipeline, done_ns, first, wanted, *_certain(pipeline, loads))
 
     def begin(self, request: int, forecast: Forecast, now_ns: int) -> None:
         """Load the models that an admitted request needs, each just in time, and follow it to its later stages."""
-        later = [(need_ns, stage) for need_ns, stage in forecast.wanted if stage.waits_for]
+        later = [each for each in forecast.wanted if each[1].waits_for]
         if self._config.prewarm is not Prewarm.OFF and not forecast.pipeline.single:
-            self.foresight.follow(request, frozenset(stage.index for _, stage in later))
-        for _, stage in forecast.wanted:
-            model = stage.model
-            if stage.waits_for or model is None or model.served or model.config.instances is not None:
+            self.foresight.follow(request, frozenset(stage.index for _, stage, _ in later))
+        for _, stage, model in forecast.wanted:
+            if stage.waits_for or model.served or model.config.instances is not None:
                 continue
             if forecast.candidate is None:
                 self._require(model, now_ns, LoadPurpose(forecast.pipeline))
@@ -231,12 +243,18 @@ class OnDemandLoader:
             self.replicas += 1
             self._order(model, candidate, now_ns)
 
-    def note_rejection(self, pipeline: PipelineState, left_ns: int, now_ns: int) -> None:
+    def note_rejection(
+        self, pipeline: PipelineState, left_ns: int, now_ns: int, variants: Sequence[ModelState | None] = ()
+    ) -> None:
         """Count a rejected request as demand; load its models if the loads alone take longer than its `left_ns`.
 
-        Such loads serve later requests, so they evict only models with less demand.
+        Such loads serve later requests, so they evict only models with less demand. With `variants`, these models were
+        to run the stages.
         """
-        absent = [model for model, runs in pipeline.expected_runs.items() if runs > 1 - QUANTILE and not model.served]
+        runs = dict(pipeline.expected_runs)
+        if variants:
+            runs = {model: pipeline.reach[index] for index, model in enumerate(variants) if model is not None}
+        absent = [model for model, share in runs.items() if share > 1 - QUANTILE and not model.served]
         wanted = [model for model in absent if self._coming(model, now_ns) is None]
         if not wanted or left_ns > pipeline.critical_path_ns + sum(map(self._least_load_ns, absent)):
             return
@@ -447,14 +465,13 @@ class OnDemandLoader:
     def _prewarm(
         self,
         request: int,
-        needed: Iterable[tuple[int, StageState]],
+        needed: Iterable[tuple[int, StageState, ModelState]],
         now_ns: int,
         purpose: LoadPurpose = FOR_ADMITTED,
     ) -> None:
         """Load models by the times that a followed request needs them, unless a policy chooses where they are."""
-        for need_ns, stage in needed:
-            model = stage.model
-            if model is None or model.config.instances is not None:
+        for need_ns, stage, model in needed:
+            if model.config.instances is not None:
                 continue
             at_ns = need_ns - self._load_ns(model) if self._config.prewarm is Prewarm.JIT else now_ns
             self.foresight.expect(request, stage.index, model, at_ns)
@@ -585,7 +602,7 @@ class NoOnDemandLoading:
     def check_pinned(self, now_ns: int) -> None:
         """The plan places pinned models."""
 
-    def forecast(self, pipeline: PipelineState, now_ns: int) -> None:
+    def forecast(self, pipeline: PipelineState, now_ns: int, variants: Sequence[ModelState | None] = ()) -> None:
         """No request has to wait for a load of its own."""
 
     def begin(self, request: int, forecast: Forecast, now_ns: int) -> None:
@@ -600,7 +617,9 @@ class NoOnDemandLoading:
     def left(self, request: Request) -> None:
         """As `reached`."""
 
-    def note_rejection(self, pipeline: PipelineState, left_ns: int, now_ns: int) -> None:
+    def note_rejection(
+        self, pipeline: PipelineState, left_ns: int, now_ns: int, variants: Sequence[ModelState | None] = ()
+    ) -> None:
         """Nothing is loaded for later requests."""
 
     def due(self, now_ns: int) -> bool:

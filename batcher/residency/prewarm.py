@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from sluice.batcher.interface.residency_config import Likelihood
-from sluice.batcher.state import ModelState, PipelineState, Request, StageRun, StageState
+from sluice.batcher.state import ModelState, PipelineState, Request, StageRun, StageState, service_ns
 
 Node = TypeVar("Node")
 Branches = Mapping[Node, Sequence[tuple[Node, float]]]
@@ -84,8 +84,8 @@ def stages_ahead(request: Request, likelihood: Likelihood, min_probability: floa
 
 def needed_times(
     request: Request, ahead: Container[int], now_ns: int, ready_ns: Callable[[ModelState], int], hand_off_ns: int
-) -> list[tuple[int, StageState]]:
-    """When a request under way is predicted to reach the model stages `ahead`, if it waits for no other requests.
+) -> list[tuple[int, StageState, ModelState]]:
+    """When a request under way is predicted to reach the stages `ahead`, with their models, where nothing else waits.
 
     `ready_ns` is when a model is there that no partition holds, if it is loaded from now on. O(stages + entries).
     """
@@ -95,10 +95,10 @@ def needed_times(
         for entry in request.entries
         if entry.queued or entry.retry_group is not None or entry.batch is not None
     }
-    needed: list[tuple[int, StageState]] = []
+    needed: list[tuple[int, StageState, ModelState]] = []
     ends_ns: list[int] = []
     for stage in stages:
-        model, is_known = stage.model, request.runs[stage.index] is not None
+        model, is_known = request.model_of(stage), request.runs[stage.index] is not None
         entry = open_entries.get(stage.index)
         if is_known and entry is None:  # it is over, or it is a combiner
             ends_ns.append(now_ns)
@@ -109,9 +109,9 @@ def needed_times(
             ends_ns.append(max(batch.dispatched_ns + batch.expected_ns, now_ns))
             continue
         if model is not None and stage.index in ahead:
-            needed.append((begin_ns, stage))
+            needed.append((begin_ns, stage, model))
         if model is not None and not model.served:
             is_prepared = is_known or stage.index in ahead
             begin_ns = max(begin_ns, ready_ns(model)) if is_prepared else begin_ns + ready_ns(model) - now_ns
-        ends_ns.append(begin_ns + stage.service_ns(hand_off_ns))
+        ends_ns.append(begin_ns + service_ns(model, hand_off_ns))
     return needed

@@ -1,5 +1,7 @@
 """Admission: refuse at once what cannot be served in time or space."""
 
+from collections.abc import Sequence
+
 from sluice.batcher.estimates.latency import CORRECTION_BOUNDS
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.member_table import most_planned_ns
@@ -10,6 +12,7 @@ from sluice.batcher.interface.decisions import RejectRequest
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.places.places import NO_PLACES, Offer, Places, Refusal
+from sluice.batcher.places.variants import Choice
 from sluice.batcher.prediction.pipeline_times import predict, unloaded_latency_ns
 from sluice.batcher.residency.on_demand import Forecast, NoOnDemandLoading, OnDemandLoader
 from sluice.batcher.scaling.scaler import NoScaler, PartitionStart, Scaler
@@ -58,7 +61,7 @@ class Admission:
     def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | Offer:
         """The places of a request that is admitted, or its rejection."""
         if self._counts_demand:
-            pipeline.demand.add(event.rows, now_ns)
+            self._count_demand(event, pipeline, now_ns)
         if self.draining and not event.is_call:
             return self._reject(event, Outcome.REJECTED_DRAINING, "the server is stopping", NS_PER_S)
         wait_ns = 0
@@ -79,9 +82,7 @@ class Admission:
             reason = f"needs {nbytes} bytes of tensor memory; {short}"
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
         if event.min_accuracy and not self._places.variants.choices(pipeline, event.min_accuracy):
-            self._loader.note_rejection(pipeline, 0, now_ns)
-            reason = f"no partition holds models with an accuracy of {event.min_accuracy:g} or more for all stages"
-            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+            return self._judge_accurate(event, pipeline, now_ns, wait_ns)
         if (
             pipeline.degraded
             and not event.min_accuracy
@@ -112,25 +113,65 @@ class Admission:
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         return None
 
-    def _judge_cold(
-        self, event: RequestArrived, pipeline: PipelineState, forecast: Forecast, now_ns: int, wait_ns: int
+    def _count_demand(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> None:
+        """Count a request as demand of its pipeline, or of the models that it asks for by their accuracy."""
+        variants = self._places.variants
+        choices: Sequence[Choice] = ()
+        if event.min_accuracy:
+            choices = variants.choices(pipeline, event.min_accuracy) or variants.to_load(pipeline, event.min_accuracy)
+        if not choices:
+            pipeline.demand.add(event.rows, now_ns)
+            return
+        for model, reach in zip(choices[0], pipeline.reach, strict=True):
+            if model is not None:
+                model.demand.add(event.rows * reach, now_ns)
+
+    def _judge_accurate(
+        self, event: RequestArrived, pipeline: PipelineState, now_ns: int, wait_ns: int
     ) -> RejectRequest | Offer:
-        """Admit a request that is in time after loading its models.
+        """Judge a request for an accuracy that no variant on a partition has: the cheapest one that has it is loaded.
+
+        The next one is where no partition can load that.
+        """
+        refused: Forecast | None = None
+        for models in self._places.variants.to_load(pipeline, event.min_accuracy):
+            forecast = self._loader.forecast(pipeline, now_ns, models)
+            if forecast is not None and forecast.refusal is None:
+                return self._judge_cold(event, pipeline, forecast, now_ns, wait_ns, models)
+            refused = refused or forecast
+        if refused is not None:
+            return self._judge_cold(event, pipeline, refused, now_ns, wait_ns)
+        reason = f"no partition holds models with an accuracy of {event.min_accuracy:g} or more for all stages"
+        return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+
+    def _judge_cold(
+        self,
+        event: RequestArrived,
+        pipeline: PipelineState,
+        forecast: Forecast,
+        now_ns: int,
+        wait_ns: int,
+        variants: Choice = (),
+    ) -> RejectRequest | Offer:
+        """Admit a request that is in time after loading its models, those of the stages or the `variants`.
 
         It has places where these are being loaded, or none if it is not certain yet where that is.
         """
         loader = self._loader
+        what = f"model {forecast.model} is not loaded"
+        if event.min_accuracy:
+            what = f"model {forecast.model}, for an accuracy of {event.min_accuracy:g} or more, is not loaded"
         if forecast.refusal is not None:
-            reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
-            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, f"{what}: {forecast.refusal.reason}", NS_PER_S)
         if event.max_cost is not None:
-            loader.note_rejection(pipeline, 0, now_ns)
-            reason = f"model {forecast.model} is not loaded, so its cost is not known"
+            loader.note_rejection(pipeline, 0, now_ns, variants)
+            reason = f"{what}, so its cost is not known"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         done_ns = forecast.done_ns
-        for _, model, rest_ns in pipeline.steps:
-            done_ns = max(done_ns, min(start_after_backlog_ns(group, now_ns) for group in model.groups) + rest_ns)
-        places = NO_PLACES
+        for stage, model, rest_ns in pipeline.steps:
+            if not variants or variants[stage.index] is model:
+                done_ns = max(done_ns, min(start_after_backlog_ns(group, now_ns) for group in model.groups) + rest_ns)
+        places = Offer([], 0, 0, variants) if variants else NO_PLACES
         if done_ns <= event.deadline_ns and forecast.coming:
             found = self._places.find_after_loads(event, pipeline, forecast.coming, now_ns, wait_ns)
             if isinstance(found, Offer):
@@ -140,10 +181,10 @@ class Admission:
         if done_ns > event.deadline_ns:
             left_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
             reason = (
-                f"model {forecast.model} is not loaded: predicted to complete in {ns_to_ms(done_ns - now_ns):.1f} ms "
+                f"{what}: predicted to complete in {ns_to_ms(done_ns - now_ns):.1f} ms "
                 f"with its load, {left_ms:.1f} ms are left"
             )
-            loader.note_rejection(pipeline, event.deadline_ns - now_ns, now_ns)
+            loader.note_rejection(pipeline, event.deadline_ns - now_ns, now_ns, variants)
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
         loader.begin(event.request, forecast, now_ns)
         return places

@@ -19,6 +19,10 @@ PARTIAL_HEADER = "x-sluice-partial"
 """The header, or trailing metadata, of an answer that a combiner made without some of its members."""
 
 
+REVOKED = "revoked"
+"""Why a batch has no result that was taken back before it began."""
+
+
 class BatchTrace(msgspec.Struct, eq=False, gc=False):
     """One batch: the times of its dispatch, of the worker and of the report of its end.
 
@@ -45,7 +49,7 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
         """The time from which only the hand-off kept the worker from starting."""
         dispatched_ns = self.dispatched_ns
         if self.failed:
-            return dispatched_ns
+            return self.reported_ns if self.failed == REVOKED else dispatched_ns
         free_ns, started_ns = self.free_ns, self.started_ns
         startable_ns = free_ns if free_ns < started_ns else started_ns
         return startable_ns if startable_ns > dispatched_ns else dispatched_ns

@@ -7,7 +7,7 @@ from sluice.batcher.interface.decisions import DispatchBatch, Member
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.meters import Meters
-from sluice.gateway.observability.trace import BatchTrace
+from sluice.gateway.observability.trace import REVOKED, BatchTrace
 from sluice.gateway.observability.trace_context import SpanRef, batch_span_id
 from sluice.gateway.runtime.submission import Submission
 
@@ -41,7 +41,7 @@ class BatchLog:
         return any(each.request == request for _, opened, _ in self._batches.values() for each in opened)
 
     def ended(self, event: BatchCompleted | BatchFailed | BatchRevoked, now_ns: int) -> None:
-        """Count a batch, and add it to the traces of its requests; a revoked batch leaves no trace."""
+        """Count a batch, and add it to the traces of its requests; a revoked one to those of requests that go on."""
         run, opened, price = self._batches.pop(event.batch)
         run.reported_ns = now_ns
         if self.notes_traced:
@@ -55,6 +55,11 @@ class BatchLog:
                 _log_out_of_memory(run.batch, event.message)
             for each in opened:
                 each.trace.runs += (run,)
+        else:
+            run.failed = REVOKED
+            for each in opened:
+                if each.trace.outcome is None:
+                    each.trace.runs += (run,)
 
     def _completed(self, run: BatchTrace, opened: Sequence[Submission], price: float, event: BatchCompleted) -> None:
         batch = run.batch

@@ -62,6 +62,7 @@ from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.request_log import RequestLog
+from sluice.gateway.observability.second_batch_metrics import SecondBatchMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.observability.trace_settings import TraceSettings
@@ -463,6 +464,7 @@ def _build_execution(
     recovery = workers.recovery
     metrics.include(FaultMetrics(scheduler, inventory.names, lambda: recovery.quarantined))
     metrics.include(CompetitionMetrics(scheduler.dispatcher.competition))
+    metrics.include(SecondBatchMetrics(scheduler.dispatcher.second_batches))
     if config.triton:
         metrics.include(executor.statistics)
     summaries = None

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.explanation import Explanation, Step, explain, steps_of
-from sluice.gateway.observability.trace import BatchTrace, Trace
+from sluice.gateway.observability.trace import REVOKED, BatchTrace, Trace
 from sluice.gateway.observability.trace_context import batch_span_id, derived_span_id
 from sluice.models.spec import public_key
 
@@ -77,7 +77,7 @@ def spans_of(trace: Trace) -> list[Span]:
                 min(step.ready_ns for step in runs),
                 max(step.run.reported_ns for step in runs),
                 {"sluice.stage": config.name, "sluice.model": public_key(runs[-1].run.batch.model)},
-                error=runs[-1].run.failed,
+                error=_error(runs[-1]),
             )
         )
         for step in runs:
@@ -112,6 +112,11 @@ def _request_span(trace: Trace, explained: Explanation) -> Span:
     )
 
 
+def _error(step: Step) -> str:
+    """Why a batch failed; "" for one that was only revoked."""
+    return "" if step.run.failed == REVOKED else step.run.failed
+
+
 def _step_spans(trace: Trace, stage_id: int, step: Step) -> list[Span]:
     run, member = step.run, step.member
     batch = run.batch
@@ -129,7 +134,9 @@ def _step_spans(trace: Trace, stage_id: int, step: Step) -> list[Span]:
     }
     if batch.predicted_ns:
         attributes["sluice.predicted_ms"] = (batch.predicted_ns - run.dispatched_ns) / 1e6
-    if run.failed:
+    if run.failed == REVOKED:
+        attributes["sluice.revoked"] = True
+    elif run.failed:
         attributes["error.type"] = run.failed
     # A batch of other requests as well: their spans in it are linked.
     others = [SpanLink(each.trace_id, each.span_id) for each in run.traced if each.span_id != batch_id]
@@ -144,7 +151,7 @@ def _step_spans(trace: Trace, stage_id: int, step: Step) -> list[Span]:
             run.reported_ns,
             attributes,
             others,
-            run.failed,
+            _error(step),
         ),
     ]
     if not run.failed:

@@ -164,7 +164,8 @@ class AskReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Take back a batch that has not started.
 
-    Answered by `BatchWithdrawn`, or by `BatchFinished` or `BatchRefused` when it is too late.
+    Answered by `BatchWithdrawn`, or by `BatchFinished` or `BatchRefused` when it is too late. A batch with a claim is
+    taken back by that, without a message.
     """
 
     batch: int

@@ -26,6 +26,7 @@ from sluice.models.measuring.memory_meter import share_one_arena
 from sluice.models.processes import leave_signals_to_gateway
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
+from sluice.mps.ipc.claim import is_taken, take
 from sluice.mps.ipc.messages import (
     AddModel,
     AnswerCall,
@@ -79,6 +80,8 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """Handles the gateway's messages in turn; between two batches it reads new ones, so that a batch can be withdrawn.
 
+    A batch with a claim may be taken back even while another one runs. It begins only if its claim is not taken.
+
     While models are to be loaded or unloaded, one step of that follows each batch. `evidence` is that of `partition` at
     the start.
     """
@@ -100,6 +103,8 @@ class Worker:
         self._evidence = evidence
         self._queue: deque[RunBatch] = deque()
         self._last_batch = 0
+        self._claims: dict[int, int] = {}
+        """The descriptors of the claims of waiting batches."""
         self._cancelled: set[int] = set()
         """The waiting batches of decoupled models whose clients have gone."""
 
@@ -116,7 +121,11 @@ class Worker:
             for message, fds in self._channel.receive(wait=idle):
                 self.handle(message, fds)
             if self._queue and not self._runner.is_running:
-                self._run(self._queue.popleft())
+                run = self._queue.popleft()
+                if self._takes(run.batch):
+                    self._run(run)
+                else:
+                    self._cancelled.discard(run.batch)
             if self._loader.busy and (change := self._loader.step(self._used_models())):
                 self._channel.send(self._with_evidence(change))
 
@@ -132,6 +141,16 @@ class Worker:
         if overflow:
             self._channel.send(overflow[0], [overflow[1].fd])
         self._channel.send(answer)
+
+    def _takes(self, batch: int) -> bool:
+        """Take a batch that leaves the queue; False if it was taken back meanwhile."""
+        claim = self._claims.pop(batch, None)
+        if claim is None:
+            return True
+        try:
+            return take(claim)
+        finally:
+            os.close(claim)
 
     def _used_models(self) -> set[str]:
         """The models of batches that wait for their turn, or for other models."""
@@ -162,7 +181,7 @@ class Worker:
         """Handle one message; a batch is queued. Raises PartitionError for one out of order, such as a doubled one."""
         match message:
             case RunBatch():
-                self._add(message)
+                self._add(message, fds)
             case WithdrawBatch():
                 self._withdraw(message.batch)
             case AnswerCall() | AskReady() | ResponseTaken():
@@ -180,15 +199,21 @@ class Worker:
             case StartWorker():
                 raise PartitionError("worker: expected no second StartWorker: a worker is bound to its partition once")
 
-    def _add(self, run: RunBatch) -> None:
+    def _add(self, run: RunBatch, fds: tuple[int, ...]) -> None:
         if run.batch <= self._last_batch:
             raise PartitionError(f"worker: expected a batch after {self._last_batch}, got {run.batch}")
         self._last_batch = run.batch
         for slot in run.release:
             self._tensors.free(slot)
+        if fds:
+            if is_taken(fds[0]):
+                os.close(fds[0])
+                return
+            self._claims[run.batch] = fds[0]
         if len(self._queue) < QUEUE_LIMIT:
             self._queue.append(run)
         else:
+            self._takes(run.batch)
             self._channel.send(BatchRefused(run.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches"))
 
     def _cancel(self, batch: int) -> None:
@@ -225,7 +250,8 @@ class Worker:
             if run.batch == batch:
                 self._queue.remove(run)
                 self._cancelled.discard(batch)
-                self._channel.send(BatchWithdrawn(batch))
+                if self._takes(batch):
+                    self._channel.send(BatchWithdrawn(batch))
                 return
 
 

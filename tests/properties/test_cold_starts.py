@@ -91,7 +91,7 @@ PIPELINES = (
             StageConfig("last", "g", (4,)),
         ),
     ),
-    PipelineConfig("family", (StageConfig("any", "f", variants=("f", "h")),), slo_ns=50 * MS),
+    PipelineConfig("family", (StageConfig("any", "f", variants=("f", "h"), accuracies=(0.9, 0.8)),), slo_ns=50 * MS),
 )
 RESIDENCIES = st.builds(
     ResidencyConfig,
@@ -176,7 +176,10 @@ class Trial:
             key = draw.choice(["x", "y"]) if pipeline == "keyed" else ""
             cost = draw.choice([None, None, None, 0.1])
             deadline_ns = now_ns + draw.choice([5, 20, 60, 500, DAY_MS]) * MS
-            event = RequestArrived(request, pipeline, draw.randint(1, 3), deadline_ns, key, max_cost=cost)
+            accuracy = draw.choice([0, 0.75, 0.85]) if pipeline == "family" else 0
+            event = RequestArrived(
+                request, pipeline, draw.randint(1, 3), deadline_ns, key, max_cost=cost, min_accuracy=accuracy
+            )
             arrivals.append((now_ns, self._sent(event, now_ns)))
             if draw.random() < 0.05:
                 self.simulator.at(now_ns + draw.randint(0, 20) * MS, RequestCancelled(request))

@@ -15,6 +15,7 @@ from onnx import helper
 
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.tensors.spec import DataType
+from sluice.mps.ipc.claim import new_claim, take
 from sluice.mps.ipc.messages import (
     BatchFinished,
     BatchRefused,
@@ -114,6 +115,25 @@ async def test_a_batch_that_waits_can_be_revoked_and_one_that_runs_cannot(tmp_pa
             (BatchFinished, 3),
         ]
         assert gateway.reports.empty()
+
+
+@in_loop
+async def test_a_batch_with_a_claim_is_taken_back_while_another_one_runs_unless_it_has_begun(tmp_path: Path) -> None:
+    claims = [claim for claim in (new_claim(), new_claim()) if claim is not None]
+    async with serving(worker(held(tmp_path / "held", "m:1"))) as gateway:
+        send, x = gateway.workers["cpu0"].send, gateway.place(rows(1))
+        send(RunBatch(1, "m:1", (x,)))
+        await asyncio.to_thread(until, (tmp_path / "held" / "waiting").exists)
+        for batch, claim in zip((2, 3), claims, strict=True):
+            send(RunBatch(batch, "m:1", (x,)), [claim])
+        assert take(claims[0])
+        (tmp_path / "held" / "go").touch()
+        answers = [await gateway.next() for _ in range(2)]
+        assert [(type(answer), answer.batch) for answer in answers] == [(BatchFinished, 1), (BatchFinished, 3)]
+        assert not take(claims[1])
+        assert gateway.reports.empty()
+    for claim in claims:
+        os.close(claim)
 
 
 @in_loop

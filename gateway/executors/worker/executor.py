@@ -62,6 +62,7 @@ from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
+from sluice.mps.ipc.claim import new_claim, take
 from sluice.mps.ipc.messages import (
     RESPONSE_WINDOW,
     AnswerCall,
@@ -246,6 +247,8 @@ class WorkerExecutor:
         """End the workers and release all shared memory."""
         for worker in (*self._workers.values(), *self._replaced.values()):
             worker.hang_detector.stop()
+            for batch in list(worker.claims):
+                worker.drop_claim(batch)
         await self._supervisor.drain(timeout_s)
 
     def run(self, batch: DispatchBatch) -> None:
@@ -263,11 +266,16 @@ class WorkerExecutor:
         keeps_order = bool(file.confidences or requests or batch.sequences)
         inputs = self._assembly.begin(batch, keeps_order=keeps_order)
         run = RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed), requests, batch.sequences)
+        claim = new_claim() if worker.batches else None
         try:
-            worker.process.send(run)
+            worker.process.send(run, () if claim is None else (claim,))
         except BaseException:
             self._assembly.abandon(batch.batch)
+            if claim is not None:
+                os.close(claim)
             raise
+        if claim is not None:
+            worker.claims[batch.batch] = claim
         worker.freed.clear()
         worker.batches[batch.batch] = batch
         if self._specs[batch.model].decoupled:
@@ -276,10 +284,25 @@ class WorkerExecutor:
             worker.hang_detector.restart()
 
     def revoke(self, batch: int) -> None:
-        """Ask the worker to take a batch back; too late is no error."""
+        """Take a batch back that waits behind another one, or ask the worker to; too late is no error."""
         for worker in (*self._workers.values(), *self._replaced.values()):
-            if batch in worker.batches:
+            if batch not in worker.batches:
+                continue
+            claim = worker.claims.get(batch)
+            if claim is None:
                 worker.process.send(WithdrawBatch(batch))
+            elif take(claim):
+                self._taken_back(worker, worker.batches.pop(batch))
+            return
+
+    def _taken_back(self, worker: WorkerRecord, batch: DispatchBatch) -> None:
+        """Report a batch that the worker will not begin, and not answer."""
+        worker.drop_claim(batch.batch)
+        if self._specs[batch.model].decoupled:
+            self._streaming.pop(batch.members[0].request, None)
+        self._assembly.abandon(batch.batch)
+        self._drained(worker)
+        self._report(BatchRevoked(batch.batch))
 
     def discard(self, request: int) -> None:
         """Drop a request that gets no answer; a decoupled model that runs it hears of that."""
@@ -370,6 +393,7 @@ class WorkerExecutor:
         left = [*worker.batches.items(), *((number, each.batch) for number, each in worker.waiting.items())]
         for batch, dispatched in left:
             self._forget_waiting(worker, batch)
+            worker.drop_claim(batch)
             self._assembly.abandon(batch)
             self._streaming.pop(dispatched.members[0].request, None)
             self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
@@ -428,6 +452,7 @@ class WorkerExecutor:
             self._context_lost(partition, worker.process, message.message)
             return
         batch = worker.batches.pop(message.batch)
+        worker.drop_claim(batch.batch)
         if not worker.batches or next(iter(worker.batches)) > batch.batch:
             worker.hang_detector.held = False
         if worker.batches:

@@ -1,5 +1,6 @@
 """The executor's record of one worker."""
 
+import os
 from collections.abc import Callable, Mapping
 
 from sluice.batcher.interface.decisions import DispatchBatch
@@ -29,6 +30,8 @@ class WorkerRecord:
         self.process = process
         self.region = region
         self.batches: dict[int, DispatchBatch] = {}
+        self.claims: dict[int, int] = {}
+        """The descriptors of the claims of those batches that were sent behind another one."""
         self.waiting: dict[int, WaitingBatch] = {}
         self.progress: dict[str, ModelProgress] = {}
         self.tables = dict(tables)
@@ -42,6 +45,11 @@ class WorkerRecord:
         self.freed: list[int] = []
         self.on_drained: Callable[[], None] | None = None
         self.lost = False
+
+    def drop_claim(self, batch: int) -> None:
+        """Close the claim of a batch that ends, if it has one."""
+        if (claim := self.claims.pop(batch, None)) is not None:
+            os.close(claim)
 
     def keep_slot(self, slot: int, drop_region: Callable[[int], None]) -> Callable[[], None]:
         """Keep an output slot until the result is called; the worker hears with its next batch that the slot is free.

@@ -20,6 +20,7 @@ from sluice.models.triton_config.timed_file import read_timed_file
 from sluice.models.units import NS_PER_MS, NS_PER_S
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
+from sluice.mps.ipc.claim import is_taken, take
 from sluice.mps.ipc.messages import (
     AddModel,
     BatchFault,
@@ -95,6 +96,7 @@ class SimulatedWorker:
         self._orders: deque[AddModel | DropModel] = deque()
         self._held_back: list[Any] = []
         self._last_batch = 0
+        self._claims: dict[int, int] = {}
         self._task = machine.loop.create_task(self._live())
 
     # -- what the supervisor sees
@@ -139,6 +141,8 @@ class SimulatedWorker:
         for timer in self._timers:
             timer.cancel()
         self._channel.close()
+        for claim in self._claims.values():
+            os.close(claim)
         if self.tensors is not None:
             for number in list(self.tensors._regions):
                 self.tensors.unmap(number)
@@ -166,10 +170,31 @@ class SimulatedWorker:
                 await self._wait_until_readable()
             for message, fds in self._channel.receive():
                 await self._handle(message, fds)
-            if self._queue:
-                await self._answer(self._queue.popleft())
+            if self._queue and self._takes(run := self._queue.popleft()):
+                await self._answer(run)
             if self._orders:
                 await self._change()
+
+    async def _add(self, run: RunBatch, fds: Sequence[int]) -> None:
+        if fds and is_taken(fds[0]):
+            os.close(fds[0])
+            return
+        if fds:
+            self._claims[run.batch] = fds[0]
+        if len(self._queue) < QUEUE_LIMIT:
+            self._queue.append(run)
+        else:  # it took a batch for withdrawn that was not
+            self._takes(run)
+            await self._send(BatchRefused(run.batch, "too many batches"))
+
+    def _takes(self, run: RunBatch) -> bool:
+        claim = self._claims.pop(run.batch, None)
+        if claim is None:
+            return True
+        try:
+            return take(claim)
+        finally:
+            os.close(claim)
 
     async def _first_message(self) -> StartWorker:
         while True:
@@ -187,14 +212,12 @@ class SimulatedWorker:
                 self._last_batch = message.batch
                 for slot in message.release:
                     self.tensors.free(slot)
-                if len(self._queue) < QUEUE_LIMIT:
-                    self._queue.append(message)
-                else:  # it took a batch for withdrawn that was not
-                    await self._send(BatchRefused(message.batch, "too many batches"))
+                await self._add(message, fds)
             case WithdrawBatch():
                 for run in [run for run in self._queue if run.batch == message.batch]:
                     self._queue.remove(run)
-                    await self._send(BatchWithdrawn(message.batch))
+                    if self._takes(run):
+                        await self._send(BatchWithdrawn(message.batch))
             case MapRegion():
                 with self._machine.in_worker():
                     self.tensors.map(message.region, Region.attach(fds[0], message.nbytes))

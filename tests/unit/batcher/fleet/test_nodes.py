@@ -47,6 +47,16 @@ def test_partitions_on_links_of_other_names_are_no_equals() -> None:
     assert groups(fleet) == [["p0", "p2"], ["p1", "p3"]]
 
 
+def test_a_partition_that_comes_up_on_a_farther_node_is_as_far() -> None:
+    fleet = Fleet(spec_of([model("m:1")], partitions=("p0",)))
+    fleet.ready(PartitionReady("p0", {"m:1": ONE}, node="near"))
+    measure(fleet, "far", 200 * US)
+    fleet.lost("p0", S)
+    fleet.ready(PartitionReady("p0", {"m:1": ONE}, node="far"))
+    assert [group.round_trip_ns for group in fleet.groups] == [200 * US]
+    assert fleet.models["m:1"].nearest_ns == 200 * US
+
+
 def test_a_node_whose_link_is_slower_has_other_equals_once_that_was_measured_three_times() -> None:
     fleet = fleet_of(p0="a", p1="b", p2="b", p3="a")
     for node in ("a", "b"):

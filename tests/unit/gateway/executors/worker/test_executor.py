@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.units import NS_PER_S
 from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.claim import take
 from sluice.mps.ipc.messages import (
     RESPONSE_WINDOW,
     BatchFault,
@@ -73,14 +75,17 @@ class Packets:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.claims: dict[int, int] = {}
         self.killed: list[str] = []
         self.refusal: Exception | None = None
         self.arrived: Callable[[], None] = lambda: None
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.sent.append(message)
+        if fds and isinstance(message, RunBatch):
+            self.claims[message.batch] = fds[0]
 
     def deliver_pending(self) -> None:
         arrived, self.arrived = self.arrived, lambda: None
@@ -230,13 +235,34 @@ async def test_a_worker_that_is_lost_before_it_is_ready_is_reported_as_well(benc
 
 @benched
 async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_back(bench: Bench) -> None:
-    failed, revoked = bench.send(1), bench.send(2)
-    bench.executor.revoke(revoked)
-    assert bench.worker.sent[-1] == WithdrawBatch(revoked)
+    failed = bench.send(1)
+    bench.executor.revoke(failed)
+    assert bench.worker.sent[-1] == WithdrawBatch(failed), "a batch that may be running has to be asked for"
     bench.say(BatchRefused(failed, "mlp:1: bad row"))
+    revoked = bench.send(2)
+    bench.executor.revoke(revoked)
     bench.say(BatchWithdrawn(revoked))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: bad row"), BatchRevoked(revoked)]
     assert bench.executor.arena_bytes == 0
+
+
+@benched
+async def test_a_batch_behind_another_one_is_taken_back_at_once_unless_the_worker_has_begun_it(bench: Bench) -> None:
+    first = bench.send(1)
+    taken, begun = bench.send(2), bench.send(3)
+    theirs = [os.dup(bench.worker.claims[each]) for each in (taken, begun)]
+    assert take(theirs[1]), "the worker begins a batch"
+    bench.executor.revoke(taken)
+    bench.executor.revoke(begun)
+    assert bench.events[1:] == [BatchRevoked(taken)]
+    assert not take(theirs[0]), "it is not run any more"
+    assert WithdrawBatch(begun) not in bench.worker.sent
+    bench.done(first)
+    bench.done(begun, slot=1)
+    with pytest.raises(PartitionError, match="an answer to batch 2, expected one of those sent to it"):
+        bench.done(taken)
+    for claim in theirs:
+        os.close(claim)
 
 
 @benched
