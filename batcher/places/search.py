@@ -25,6 +25,7 @@ from sluice.batcher.places.planned_batches import (
     tail_ns,
 )
 from sluice.batcher.places.shares import FairShares, cost_ns
+from sluice.batcher.places.timeline import end_of_joined_ns, moved_ends, plan, rows_ready_ns, spot_of_new, update
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
 from sluice.batcher.state import (
@@ -110,6 +111,7 @@ class _New:
         "_deadline_ns",
         "_full_ns",
         "_full_rows",
+        "_is_linked",
         "_key",
         "_level",
         "_model",
@@ -133,6 +135,8 @@ class _New:
         full_rows: int,
         full_ns: int,
         now_ns: int,
+        *,
+        is_linked: bool,
     ) -> None:
         self._model = model
         self._key = key
@@ -146,6 +150,7 @@ class _New:
         self._full_rows = full_rows
         self._full_ns = full_ns
         self._now_ns = now_ns
+        self._is_linked = is_linked
 
     def times_on(self, partition: PartitionState) -> Times:
         """Its end on a partition, its order there, how long it takes, and whether it merges."""
@@ -156,6 +161,12 @@ class _New:
         if planned:
             if overtaken is not None or not self._model.by_deadline:
                 order_ns = self._order_on(partition)
+            if self._is_linked or partition.linked:
+                may_overtake = overtaken is None and self._model.by_deadline
+                spot = spot_of_new(
+                    partition, order_ns, ready_ns, alone_ns, now_ns, overtaken, may_overtake=may_overtake
+                )
+                return *spot, alone_ns, False
             if self._full_ns:
                 order_ns, merges = _behind_earlier(partition, self._key, order_ns, self._deadline_ns)
         took_ns = added_ns = alone_ns
@@ -199,6 +210,7 @@ class Search:
     __slots__ = (
         "_coming",
         "_ends_ns",
+        "_links",
         "_locality",
         "_now_ns",
         "_open_batches",
@@ -208,6 +220,7 @@ class Search:
         "_steps",
         "done_ns",
         "event",
+        "is_linked",
         "opened",
         "places",
         "waits_ns",
@@ -234,6 +247,8 @@ class Search:
         self._coming = coming
         self._steps: list[_Step] = []
         self._ends_ns: list[int] = []
+        self.is_linked = bool(pipeline.feeds) and not any(stage.rule is not None for stage in pipeline.stages)
+        self._links: list[tuple[PlannedBatch, PlannedBatch]] = []
         self.places: list[Place | None] = []
         self.opened: list[Opened] = []
         self.done_ns = 0
@@ -277,7 +292,9 @@ class Search:
                 alone = follows and self._is_opened(stage)
             else:
                 follows, alone = False, opens
-            end_ns = 0 if alone else self._join_open(stage, model, groups, key, rows, ready_ns)
+            end_ns = (
+                0 if alone or (opens and self.is_linked) else self._join_open(stage, model, groups, key, rows, ready_ns)
+            )
             if end_ns:
                 joined = True
             else:
@@ -293,9 +310,33 @@ class Search:
                 starts_now = end_ns - step.batch.length_ns <= self._now_ns
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
+            self._link(stage, step.batch, end_ns, 0 if coming is None else ready_ns)
             self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
         if not self._pipeline.single:
             self._chain()
+        self._keep_in_step()
+
+    def _link(self, stage: StageState, batch: PlannedBatch, end_ns: int, loaded_ns: int) -> None:
+        """Let a batch wait for those of the stages before, and until its model is there, if it is planned strictly."""
+        if not self.is_linked:
+            return
+        planned_batches.feed(batch, loaded_ns)
+        for source in self._pipeline.fed_by[stage.index]:
+            place = self.places[source]
+            if place is not None:
+                planned_batches.link(place[0], batch)
+                self._links.append((place[0], batch))
+        if not batch.end_ns:
+            plan({batch: end_ns})
+
+    def _keep_in_step(self) -> None:
+        """Plan when batches end, with those that wait for them; raises TooLateError if one of them is late then."""
+        hosts = [step.batch.partition for step in self._steps if step.batch.partition.linked]
+        if hosts:
+            ends_ns = moved_ends(hosts, self._now_ns)
+            if ends_ns is None:
+                raise TooLateError(self._now_ns + self._pipeline.critical_path_ns)
+            plan(ends_ns)
 
     def _chain(self) -> None:
         """Let no stage end after its later stages have to begin, where these have places on slower partitions.
@@ -353,8 +394,11 @@ class Search:
 
     def undo(self) -> None:
         """Give all places back."""
+        for source, later in self._links:
+            planned_batches.link(source, later, -1)
         for step in reversed(self._steps):
             planned_batches.undo(step.batch, step.rows, step.before)
+        update([step.batch.partition for step in self._steps if step.batch.partition.linked], self._now_ns)
 
     def _join_open(
         self, stage: StageState, model: ModelState, groups: Groups, key: QueueKey, rows: float, ready_ns: int
@@ -370,8 +414,8 @@ class Search:
             batch = next((each for each in bound if each is not None), None)
         if batch is None or batch.partition.group not in groups or batch.level != self._level(model):
             return 0
-        if any(place is not None and place[0] is batch for place in map(self.places.__getitem__, stage.waits_for)):
-            return 0  # it cannot run with the stage that it waits for
+        if self._is_before(batch, stage, ready_ns):
+            return 0
         estimate = model.estimates[batch.partition.kind]
         grown = batch.rows + rows
         if grown > model.full_rows(estimate):
@@ -380,7 +424,12 @@ class Search:
         kept = max(grown, batch.room)
         took_ns = batch_ns(batch, kept) + batch.gap_ns
         added_ns = took_ns - batch.length_ns
-        end_ns = end_of_grown_ns(batch, added_ns, self._now_ns)
+        is_linked = batch.partition.linked > 0
+        end_ns = (
+            end_of_joined_ns(batch, added_ns, ready_ns, self._now_ns)
+            if is_linked
+            else end_of_grown_ns(batch, added_ns, self._now_ns)
+        )
         if end_ns is not None:
             if added_ns > model.quickest_ns:
                 gap_ns = self._row_gap_ns(key, stage, self._now_ns)
@@ -407,6 +456,23 @@ class Search:
             end_ns = planned_until_ns(batch.partition, self._now_ns) + took_ns
             raise TooLateError(end_ns + batch.partition.hand_off_ns + stage.remaining_path_ns)
         return 0
+
+    def _is_before(self, batch: PlannedBatch, stage: StageState, ready_ns: int) -> bool:
+        """True if a batch cannot run with a stage that is ready at `ready_ns`.
+
+        It has, or comes before, what the stage waits for. Or, on a partition with linked batches, its rows are there at
+        its turn, and would have to wait for the stage.
+        """
+        before = [place[0] for source in stage.waits_for if (place := self.places[source]) is not None]
+        if any(each is batch for each in before):
+            return True
+        partition = batch.partition
+        if not partition.linked:
+            return False
+        order = (batch.order_ns, batch.serial)
+        if any(each.partition is partition and (each.order_ns, each.serial) > order for each in before):
+            return True
+        return ready_ns > batch.begin_ns > rows_ready_ns(batch)
 
     def _open_new(
         self,
@@ -520,11 +586,23 @@ class Search:
             wanted_ns = self._order_ns(stage, gathers=gathers)
             if gathers:
                 wanted_ns += max(self.event.deadline_ns - now_ns - GATHERED * length_ns(estimate, full), 0)
-            may_merge = model.by_deadline and not stage.waits_for and rows < full
+            may_merge = model.by_deadline and not stage.waits_for and rows < full and not self.is_linked
             full_ns = length_on_ns(group, model, full) if may_merge else 0
             back_ns = _back_ns(group, model, rows, alone_ns)
             new = _New(
-                model, key, rows, ready_ns, deadline_ns, back_ns, wanted_ns, level, alone_ns, full, full_ns, now_ns
+                model,
+                key,
+                rows,
+                ready_ns,
+                deadline_ns,
+                back_ns,
+                wanted_ns,
+                level,
+                alone_ns,
+                full,
+                full_ns,
+                now_ns,
+                is_linked=self.is_linked,
             )
             least_ns = min(alone_ns, full_ns) if may_merge else alone_ns
             if only is not None:
@@ -534,7 +612,7 @@ class Search:
                     group,
                     new.times_on,
                     INFINITE_NS if best is None else best.done_ns - back_ns,
-                    -1 if level else wanted_ns,
+                    -1 if level or self.is_linked else wanted_ns,
                     least_ns,
                     ready_ns + least_ns,
                     now_ns,
