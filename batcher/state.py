@@ -398,7 +398,7 @@ class PipelineState:
     row_gap_ns: float = 0.0  # ns; smoothed time between two rows that arrive, admitted or not; 0 before the second
     gaps: int = 0  # how many of the first times between two rows it has
     last_row_ns: int = 0  # ns; when its last request arrived
-    planned_rows: int = 0  # rows of its requests that have places
+    planned_rows: list[int] = field(default_factory=list)  # by stage, rows of its requests that have places there
     clients: dict[str, ClientState] = field(
         default_factory=dict
     )  # those that its requests name, if they are distinguished
@@ -410,7 +410,7 @@ class PipelineState:
 class ClientState:
     """One client of a pipeline: what it asks for, and what is planned for it."""
 
-    planned_rows: int = 0  # rows of its requests that have places
+    planned_rows: list[int]  # by stage, rows of its requests that have places there
     row_gap_ns: float = 0.0  # ns; smoothed time between two of its rows, admitted or not; 0 before the second
     last_row_ns: int = 0  # ns; when its last request arrived
 

@@ -16,7 +16,7 @@ import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.member_table import first_free
-from sluice.batcher.fleet.partition_group import planned_until_ns
+from sluice.batcher.fleet.partition_group import are_of_kinds, planned_until_ns
 from sluice.batcher.interface.config import PipelineConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches, timeline
@@ -71,6 +71,10 @@ ROUNDING = 1e-6
 """Sums of expected rows that are smaller than this are rounding errors."""
 MOST_EXCHANGED = 256
 """The first entries of a queue among which those are found that wait for a batch."""
+ONE_STAGE = ((False, False),)
+STAGES = (*ONE_STAGE, (False, True))
+STAGES_BY_COST = ((True, False), (True, True), *STAGES)
+"""The searches for places, until one is in time: by cost, and with batches of its own for the first stages."""
 DEMANDS = 1024
 """Queues whose demand is remembered: the most recently used ones."""
 
@@ -371,8 +375,11 @@ class Places:
         models: Sequence[ModelState | None] = (),
     ) -> Offer | Refusal:
         # Where it cannot stay with those that it joined in the first stage, it may be in time in a batch of its own.
-        for opens in (False,) if pipeline.single else (False, True):
-            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns, coming)
+        attempts = _attempts(pipeline, () if models or coming else allowed)
+        for by_cost, opens in attempts:
+            search = Search(
+                event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns, coming, by_cost=by_cost
+            )
             try:
                 search.run(allowed, models, opens=opens)
                 break
@@ -531,10 +538,13 @@ class Places:
         if places:
             self._linked += offer.is_linked
             request.placed = 1 if len(places) == 1 else sum([place is not None for place in places])
-            pipeline.planned_rows += request.rows
-            if pipeline.clients and (client := self._shares.client(request.arrival, pipeline)) is not None:
-                request.client = client
-                self._shares.planned(client, request.rows)
+            if pipeline.clients:
+                request.client = self._shares.client(request.arrival, pipeline)
+            for stage, place in enumerate(places):
+                if place is not None:
+                    pipeline.planned_rows[stage] += request.rows
+                    if request.client is not None:
+                        self._shares.planned(request.client, stage, request.rows)
 
     def completed(self, request: Request, now_ns: int) -> None:
         """Learn from a request that is complete whether the places of its pipeline keep enough time.
@@ -578,14 +588,10 @@ class Places:
             if request.is_linked:
                 _unlink(request, stage, place[0])
             places[stage] = None
-            self._leave(request, *place)
-
-    def _leave(self, request: Request, batch: PlannedBatch, rows: float) -> None:
-        self._changes += 1
-        request.placed -= 1
-        if not request.placed:
-            self._discount(request)
-        self._depart(batch, rows, 1)
+            self._changes += 1
+            self._discount(request, stage)
+            batch, rows = place
+            self._depart(batch, rows, 1)
 
     def _forget(self, batch: PlannedBatch) -> None:
         if self._open.get(batch.queue_key) is batch:
@@ -624,9 +630,7 @@ class Places:
             if not places or (place := places[entry.stage]) is None:
                 continue
             places[entry.stage] = None
-            request.placed -= 1
-            if not request.placed:
-                self._discount(request)
+            self._discount(request, entry.stage)
             if place[0] is not batch:
                 if batch is not None:
                     self._depart(batch, rows, members)
@@ -660,18 +664,18 @@ class Places:
                     if back_ns > batch.end_ns:
                         changed[later.partition] = None
             request.places[entry.stage] = None
-            request.placed -= 1
-            if not request.placed:
-                self._discount(request)
+            self._discount(request, entry.stage)
             self._depart(batch, rows, 1)
         timeline.update(changed, now_ns, timeline.BatchStart(partition, free_ns, (), back_ns))
 
-    def _discount(self, request: Request) -> None:
-        """Count the rows of a request no more among those that have places."""
-        request.pipeline.planned_rows -= request.rows
-        self._linked -= request.is_linked
+    def _discount(self, request: Request, stage: int) -> None:
+        """Count the rows of a request no more among those that have places for a stage."""
+        request.placed -= 1
+        if not request.placed:
+            self._linked -= request.is_linked
+        request.pipeline.planned_rows[stage] -= request.rows
         if request.client is not None:
-            self._shares.planned(request.client, -request.rows)
+            self._shares.planned(request.client, stage, -request.rows)
 
     def _depart(self, batch: PlannedBatch, rows: float, members: int) -> None:
         planned_batches.leave(batch, rows, members)
@@ -764,6 +768,22 @@ class Places:
         """Measure what is planned for a partition again, whose kind has changed; `sync` follows."""
         for batch in partition.planned:
             planned_batches.measure(batch)
+
+
+def _attempts(pipeline: PipelineState, allowed: Sequence[Groups | None]) -> Sequence[tuple[bool, bool]]:
+    """The searches for the places of a request on `allowed` groups (empty: none to choose from), until one finds them.
+
+    They go by cost first, as batches do, where a plan has kinds to choose from. After late requests they do not: places
+    that end first leave most of the time.
+    """
+    if pipeline.single:
+        return ONE_STAGE
+    if pipeline.drift or pipeline.feeds or pipeline.stages[-1].cost_to_go is None:
+        return STAGES
+    for stage, groups in zip(pipeline.stages, allowed, strict=False):
+        if groups is not None and stage.rule is None and are_of_kinds(groups):
+            return STAGES_BY_COST
+    return STAGES
 
 
 def _unlink(request: Request, stage: int, batch: PlannedBatch) -> list[PlannedBatch]:

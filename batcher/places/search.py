@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from math import sqrt
 from operator import attrgetter
 from typing import NamedTuple
 
 from sluice.batcher.fleet.member_table import Found, Times, soonest
-from sluice.batcher.fleet.partition_group import planned_until_ns
+from sluice.batcher.fleet.partition_group import are_of_kinds, planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.places import planned_batches
 from sluice.batcher.places.locality import Locality, kept_bytes, near_nodes
 from sluice.batcher.places.planned_batches import (
@@ -39,7 +40,7 @@ from sluice.batcher.state import (
     QueueKey,
     StageState,
 )
-from sluice.models.units import INFINITE_NS
+from sluice.models.units import INFINITE_NS, NS_PER_S
 
 GATHERED = 3
 """Where only some rows go on to a stage, its batch gathers those of several batches before it.
@@ -204,10 +205,13 @@ class Search:
 
     `open_batches` has the batch of each queue that can be joined, `row_gap_ns` tells the average time between the rows
     of a queue. Stages of `coming` models have their places on the partitions that load these, after the loads.
+    With `by_cost`, each stage has its place where it costs least together with what its plan says the rest costs in the
+    time that is then left, as at dispatch; else where it ends first.
     `done_ns` is the planned end of the request; `waits_ns` is how long that is from now, 0 if it can start at once.
     """
 
     __slots__ = (
+        "_by_cost",
         "_coming",
         "_ends_ns",
         "_links",
@@ -236,8 +240,11 @@ class Search:
         locality: Locality,
         now_ns: int,
         coming: ComingModels,
+        *,
+        by_cost: bool = False,
     ) -> None:
         self.event = event
+        self._by_cost = by_cost
         self._pipeline = pipeline
         self._open_batches = open_batches
         self._row_gap_ns = row_gap_ns
@@ -504,7 +511,7 @@ class Search:
         if self.event.max_cost is not None:
             key = bound_key(key, host.kind, host.price)
         level = self._level(model)
-        depth = sqrt(1 + len(host.planned))
+        depth = math.sqrt(1 + len(host.planned))
         batch = PlannedBatch(
             host, model, key, order_ns, self._pipeline.caution, depth, gap_ns, full_rows, level, merges
         )
@@ -575,11 +582,13 @@ class Search:
         ready_ns: int,
         only: PartitionState | None,
     ) -> _Spot:
-        """Where a new batch ends first."""
+        """Where a new batch ends first, or (`by_cost`) costs least."""
         now_ns, level = self._now_ns, self._level(model)
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
         gathers = self._is_escalated(stage) and not self._is_short(model, groups)
         best: _Spot | None = None
+        least = math.inf
+        rest = stage.cost_to_go if self._by_cost and only is None and are_of_kinds(groups) else None
         for group in groups:
             estimate = model.estimates[group.kind]
             alone_ns, full = length_on_ns(group, model, rows), model.full_rows(estimate)
@@ -611,7 +620,7 @@ class Search:
                 found = soonest(
                     group,
                     new.times_on,
-                    INFINITE_NS if best is None else best.done_ns - back_ns,
+                    INFINITE_NS if best is None or rest is not None else best.done_ns - back_ns,
                     -1 if level or self.is_linked else wanted_ns,
                     least_ns,
                     ready_ns + least_ns,
@@ -621,9 +630,21 @@ class Search:
                 if group.link.distance and only is None:
                     found = self._nearest(stage, model, found, new.times_on, rows)
                 host, (end_ns, order_ns, took_ns, merges) = found
-                best = _Spot(host, order_ns, end_ns, took_ns, merges, end_ns + back_ns)
+                spot = _Spot(host, order_ns, end_ns, took_ns, merges, end_ns + back_ns)
+                if rest is not None:
+                    cost = self._cost(spot, group, rows, rest)
+                    if best is not None and (cost, spot.done_ns) >= (least, best.done_ns):
+                        continue
+                    least = cost
+                best = spot
         assert best is not None, "a model without partitions is refused before"
         return best
+
+    def _cost(self, spot: _Spot, group: PartitionGroup, rows: float, rest: CostToGo) -> float:
+        """The cost of a row of a new batch with the rest of the pipeline; infinite if there is no time for that."""
+        left_ns = self.event.deadline_ns - spot.done_ns - spot.partition.hand_off_ns
+        step = bisect_right(rest.within_ns, left_ns)
+        return group.price * spot.took_ns / NS_PER_S / rows + rest.cost[step - 1] if step else math.inf
 
     def _nearest(
         self,

@@ -250,6 +250,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         config,
         stages,
         stage_count=len(stages),
+        planned_rows=[0] * len(stages),
         missing=[len(sources) for sources in waits_for],
         roots=[stage for stage in stages if not stage.waits_for],
         is_keyed=any(stage.is_keyed for stage in stages),
