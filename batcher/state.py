@@ -17,7 +17,7 @@ PartitionState  fleet/member_table.py         position is_stale
 PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches suspended free_at_ns idle_since_ns
 PartitionState  dispatch/stragglers.py        overdue
-PartitionState  places/planned_batches.py     planned planned_ns last_serial
+PartitionState  places/planned_batches.py     planned planned_ns last_serial linked
 PartitionGroup  fleet/fleet.py                models hosted partitions round_trip_ns ns_per_byte
 PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy
 ModelState      fleet/fleet.py                groups nearest_ns
@@ -45,9 +45,12 @@ Request         scheduler/scheduler.py        given_up overdue_joins
 PipelineState   places/places.py              row_gap_ns gaps last_row_ns drift owed raised_ns planned_rows
 PipelineState   places/shares.py              clients
 ClientState     places/shares.py              planned_rows row_gap_ns last_row_ns
-Request         places/places.py              places placed waits_ns kept client models
+Request         places/places.py              places placed waits_ns kept client models is_linked
 PlannedBatch    places/planned_batches.py     partition rows room variance most members
 PlannedBatch    places/planned_batches.py     merges depth length_ns from_ns limit_ns latest_ns ready_ns serial
+PlannedBatch    places/planned_batches.py     links
+PlannedBatch    places/timeline.py            end_ns
+BatchLinks      places/planned_batches.py     after before fed_ns
 StageRun        scheduler/scheduler.py        confidences batch_key kept_on is_done
 Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch was_revoked
@@ -167,6 +170,7 @@ class PartitionState:
         default_factory=list
     )  # what it is to run after `batches`, in order of deadlines
     planned_ns: int = 0  # ns; the time that `planned` takes
+    linked: int = 0  # how many of `planned` have links, so that it may have to be idle between some of them
     last_serial: int = 0  # of the batches that were planned for it
     position: int = -1  # in its group's `table`; -1 while it is not there
     is_stale: bool = False  # it is in its group's `stale`
@@ -371,6 +375,8 @@ class PipelineState:
     roots: list[StageState]  # stages that wait for none
     is_keyed: bool  # some stage is
     single: bool  # its only stage runs a model and does not use the response cache
+    feeds: list[tuple[int, ...]]  # by stage, the later model stages that wait for its end; empty unless it is strict
+    fed_by: list[tuple[int, ...]]  # by stage, the model stages for whose ends it waits; empty unless it is strict
     has_parallel_stages: bool  # two model stages may be there at the same time
     has_sequences: bool  # a stage runs a model with sequences
     partial: tuple[StageState, ...]  # its combiners that join what is there on time
@@ -392,7 +398,7 @@ class PipelineState:
     row_gap_ns: float = 0.0  # ns; smoothed time between two rows that arrive, admitted or not; 0 before the second
     gaps: int = 0  # how many of the first times between two rows it has
     last_row_ns: int = 0  # ns; when its last request arrived
-    planned_rows: int = 0  # rows of its requests that have places
+    planned_rows: list[int] = field(default_factory=list)  # by stage, rows of its requests that have places there
     clients: dict[str, ClientState] = field(
         default_factory=dict
     )  # those that its requests name, if they are distinguished
@@ -404,7 +410,7 @@ class PipelineState:
 class ClientState:
     """One client of a pipeline: what it asks for, and what is planned for it."""
 
-    planned_rows: int = 0  # rows of its requests that have places
+    planned_rows: list[int]  # by stage, rows of its requests that have places there
     row_gap_ns: float = 0.0  # ns; smoothed time between two of its rows, admitted or not; 0 before the second
     last_row_ns: int = 0  # ns; when its last request arrived
 
@@ -449,6 +455,7 @@ class Request:
     placed: int  # how many places it still has
     places: list[Place | None]  # by stage, its place in a planned batch until it starts; empty without places
     models: Sequence[ModelState | None]  # by stage, the variants that run it; empty where those of the stages do
+    is_linked: bool  # the batches of its places are linked as its stages are
 
     def __init__(self, arrival: RequestArrived, pipeline: PipelineState) -> None:
         self.identity = arrival.request
@@ -471,6 +478,7 @@ class Request:
         self.placed = 0
         self.places = []
         self.models = ()
+        self.is_linked = False
 
     def model_of(self, stage: StageState) -> ModelState | None:
         """The model that runs a stage of it; None for a combiner."""
@@ -588,6 +596,22 @@ class PlannedBatch:
     latest_ns: int = INFINITE_NS  # ns
     ready_ns: int = 0  # ns; when the stages before are expected to have ended for all its members
     serial: int = 0  # those of the same order run as they were planned
+    links: BatchLinks | None = None  # of one that other planned batches wait for, or that waits for others
+    end_ns: int = 0  # ns; when it ends by the plan; known on partitions with linked batches
+
+    @property
+    def begin_ns(self) -> int:
+        """When it begins by the plan, on a partition with linked batches."""
+        return self.end_ns - self.length_ns
+
+
+@dataclass(slots=True, eq=False)
+class BatchLinks:
+    """The planned batches that one waits for, and those that wait for it, each with the number of requests."""
+
+    after: dict[PlannedBatch, int] = field(default_factory=dict)  # those that it waits for
+    before: dict[PlannedBatch, int] = field(default_factory=dict)  # those that wait for it
+    fed_ns: int = 0  # ns; when all has ended that it waits for and that is not planned any more, as it has started
 
 
 @dataclass(slots=True, eq=False)

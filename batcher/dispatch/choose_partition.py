@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import NamedTuple
 
 from sluice.batcher.fleet.member_table import is_idle
-from sluice.batcher.fleet.partition_group import first_available
+from sluice.batcher.fleet.partition_group import are_of_kinds, first_available
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import LiveOption, Planner, Ranker
 from sluice.batcher.places.planned_batches import run_together, slack_ns
@@ -67,21 +67,27 @@ class PartitionChooser:
         option that fits is taken (ESG_Dispatch, HPDC 2024), unless it is smaller than is worthwhile while more rows
         wait: the time that a plan leaves to later stages includes long waits under load, and small batches would make
         these waits longer. Then what is planned for the group of `partition` runs. `takes` tells whether another one
-        takes a batch now, or is kept for what is planned for it.
+        takes a batch now, or is kept for what is planned for it. Nothing is kept where a plan says what the rest of a
+        pipeline costs in the time that is left, and there are several kinds of partitions (`_cheapest`).
         """
         if queue.host is not None:
             return NextBatch(partition, choice.rows, 0)
         groups = model.groups
         stage = head.request.pipeline.stages[head.stage]
         only = len(groups) == 1 and (stage.cost_to_go is None or len(stage.cost_to_go.cost) == 1)
-        if not model.by_deadline or head.late or stage.model is not model:
+        has_kinds = self._planner is not None and stage.cost_to_go is not None and are_of_kinds(groups)
+        if not model.by_deadline or (head.late and not has_kinds) or stage.model is not model:
             return NextBatch(self.local(head, partition, now_ns), choice.rows, 0)
         if only or queue.only is not None:
             return self._planned(queue, head, model, choice.rows, self.local(head, partition, now_ns), now_ns)
         if self._planner is None:
             return self._planned(queue, head, model, choice.rows, partition, now_ns)
         hosts = [partition if group is partition.group else first_available(group, now_ns) for group in groups]
+        if has_kinds:  # partitions with linked batches keep to what is planned
+            hosts = [None if host is None or (host.linked and host is not partition) else host for host in hosts]
         waits_ns = [INFINITE_NS if host is None else host.start_ns(now_ns) - now_ns for host in hosts]
+        if has_kinds:
+            return self._cheapest(queue, head, model, choice, hosts, waits_ns, now_ns)
         deadline_ns = head.stage_deadline_ns if stage.cost_to_go is None else head.request.deadline_ns
         remaining_ns = deadline_ns - now_ns - self._hand_off_ns
         least_rows = [model.estimates[group.kind].least_rows(queue.rows) for group in groups]
@@ -95,6 +101,56 @@ class PartitionChooser:
                 if isinstance(batch, NextBatch) or host is partition:
                     return batch
         return self._planned(queue, head, model, choice.rows, partition, now_ns)
+
+    def _cheapest(
+        self,
+        queue: Queue,
+        head: Entry,
+        model: ModelState,
+        choice: Choice,
+        hosts: Sequence[PartitionState | None],
+        waits_ns: list[int],
+        now_ns: int,
+    ) -> NextBatch | int:
+        """The cheapest option of the open `hosts`, one for each group, that is in time with the rest of the pipeline.
+
+        What is open and as cheap is not kept for what is planned there, which may run elsewhere as well: waits for
+        partitions of one kind while others are idle would cost more time than they give. An entry that no open
+        partition runs in time waits for a quicker one, and those behind it that have more time go before it. What is
+        late in any case takes the cheapest partition, so that no other one has to wait for it.
+        """
+        groups, hand_off_ns = model.groups, self._hand_off_ns
+        open_to = [number for number, host in enumerate(hosts) if host is not None]
+        if head.late:
+            prices = [group.price * model.estimates[group.kind].service_ns(1) for group in groups]
+            return self._batch_on(hosts[min(open_to, key=prices.__getitem__)], head, choice.rows, 0, now_ns)
+        ends_ns = [
+            wait_ns + model.estimates[group.kind].service_ns(1) + group.way_ns(model, 1)
+            for group, wait_ns in zip(groups, waits_ns, strict=True)
+        ]
+        quickest = min(open_to, key=ends_ns.__getitem__)
+        reach_ns = now_ns + hand_off_ns + ends_ns[quickest]
+        first: Entry | None = head
+        if head.stage_deadline_ns < reach_ns and (first := queue.first_not_before(reach_ns)) is None:
+            latest_ns = head.stage_deadline_ns - hand_off_ns - model.quickest_ns
+            return latest_ns if latest_ns > now_ns else self._batch_on(hosts[quickest], head, 1, 0, now_ns)
+        assert first is not None, "else no entry is in time"
+        from_ns = 0 if first is head else first.stage_deadline_ns
+        stage = first.request.pipeline.stages[first.stage]
+        if stage.model is model:
+            deadline_ns = first.stage_deadline_ns if stage.cost_to_go is None else first.request.deadline_ns
+            remaining_ns = deadline_ns - now_ns - hand_off_ns
+            for option in self.ranked(stage, model, remaining_ns, queue.rows, waits_ns, 1):
+                if option.rows >= model.estimates[groups[option.group].kind].least_rows(queue.rows):
+                    return self._batch_on(hosts[option.group], first, option.rows, from_ns, now_ns)
+        estimate = model.estimates[groups[quickest].kind]
+        spare_ns = first.stage_deadline_ns - reach_ns + estimate.service_ns(1)
+        rows = estimate.rows_within(spare_ns, min(choice.rows, estimate.max_rows)) or 1
+        return self._batch_on(hosts[quickest], first, rows, from_ns, now_ns)
+
+    def _batch_on(self, host: PartitionState | None, first: Entry, rows: int, from_ns: int, now_ns: int) -> NextBatch:
+        assert host is not None, "only what is open is chosen"
+        return NextBatch(self.local(first, host, now_ns), rows, from_ns)
 
     def ranked(
         self,

@@ -10,6 +10,7 @@ from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.closing import Closing, wrong_choice
 from sluice.batcher.dispatch.competition import Competition
 from sluice.batcher.dispatch.copies import mark_copied
+from sluice.batcher.dispatch.in_turn import PlannedTurn, in_turn
 from sluice.batcher.dispatch.plan_rules import Hold, PlanRules
 from sluice.batcher.dispatch.second_batches import SecondBatches
 from sluice.batcher.dispatch.stragglers import Stragglers
@@ -62,7 +63,8 @@ HOST_CHECK_NS = NS_PER_MS
 """A queue whose partition is busy for longer than predicted is looked at again after this time, or once it is idle."""
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are made again after this many of its batches."""
-RETRY, COMPETE = ReleaseReason.RETRY, ReleaseReason.COMPETE  # members of enums are found slowly
+# Members of enums are found slowly.
+RETRY, COMPETE, IDLE = ReleaseReason.RETRY, ReleaseReason.COMPETE, ReleaseReason.IDLE
 
 
 class Dispatcher:
@@ -129,6 +131,9 @@ class Dispatcher:
             host = place[0].partition
             queue = self._queues.bound(queue.key, host.kind, host.price)
         stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
+        if place is not None and request.is_linked:
+            # Predictions may have changed since then, but with its place it is in time.
+            stage_deadline_ns = max(stage_deadline_ns, place[0].latest_ns + place[0].partition.hand_off_ns)
         sequence = self._next_sequence = self._next_sequence + 1
         rows, row_index = request.rows, None
         if run is not None:
@@ -612,6 +617,10 @@ class Dispatcher:
                 entries = queue.take(ruled.rows)
                 self._offer_rest(queue, now_ns)
                 return ruled.partition, queue, entries, ruled.reason
+        if (here.linked or head.request.is_linked) and model.by_deadline and queue.host is None:
+            turn = in_turn(queue, self._queues, model, here, now_ns)
+            if turn is not None:
+                return self._by_plan(run_queue, queue, turn, now_ns)
         host = here if queue.host is not None else self._host_of(head, model, here, now_ns)
         estimate = model.estimates[host.kind]
         choice = self._closing.choose(queue, model, host, now_ns)
@@ -637,6 +646,16 @@ class Dispatcher:
         entries = queue.take(most, from_ns)
         self._offer_rest(queue, now_ns)
         return host, queue, entries, choice.reason
+
+    def _by_plan(self, run_queue: RunQueue, queue: Queue, turn: PlannedTurn | int, now_ns: int) -> Chosen | None:
+        """Take the planned batch whose turn it is, or defer the queue until it is its turn."""
+        if isinstance(turn, PlannedTurn):
+            queue.remove(turn.entries)
+            self._offer_rest(queue, now_ns)
+            return turn.partition, queue, turn.entries, IDLE
+        run_queue.defer(queue, turn)
+        run_queue.wait_for_idle(queue, 0)
+        return None
 
     def _host_of(self, head: Entry, model: ModelState, here: PartitionState, now_ns: int) -> PartitionState:
         """The partition that an entry has its place on, if that is as free as its equal `here`.
@@ -776,10 +795,11 @@ class Dispatcher:
         self.batches[identity] = batch
         for entry in entries:
             entry.batch = batch
-        self.places.started(partition, queue, entries, now_ns)
         # An idle partition starts now, even if it is throttled and `free_at_ns` is when it would be within its share.
         starts_ns = partition.start_ns(now_ns) if partition.batches else now_ns
-        partition.free_at_ns = starts_ns + expected_ns
+        free_ns = starts_ns + expected_ns
+        self.places.started(partition, queue, entries, now_ns, free_ns, free_ns + way_ns)
+        partition.free_at_ns = free_ns
         partition.batches.append(batch)
         if len(partition.batches) == IN_FLIGHT and reason is not RETRY and reason is not COMPETE:
             self.second_batches.queued(batch)

@@ -1,6 +1,7 @@
 """The invariants of the scheduler, asserted by tests after every step."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from sluice.batcher.dispatch.copies import is_superseded, live_copies
 from sluice.batcher.fleet.partition_group import first_idle
@@ -10,7 +11,7 @@ from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state import IN_FLIGHT, Entry, MemberTable, ModelState, PartitionGroup
+from sluice.batcher.state import IN_FLIGHT, Entry, MemberTable, ModelState, PartitionGroup, PlannedBatch
 from sluice.models.units import INFINITE_NS
 
 
@@ -197,17 +198,36 @@ def _check_places(scheduler: Scheduler) -> None:
         assert partition.planned_ns == sum(batch.length_ns for batch in partition.planned), (
             "planned times do not add up"
         )
+        linked = sum(batch.links is not None for batch in partition.planned)
+        assert partition.linked == linked, f"{partition.name} counts {partition.linked} linked batches, has {linked}"
         orders = [batch.order_ns for batch in partition.planned]
         assert orders == sorted(orders), "planned batches are out of order"
     for batch in planned:
         rows = [rows for each, rows in places if each is batch]
         assert batch.members == len(rows) > 0, f"a planned batch counts {batch.members} places, has {len(rows)}"
         assert abs(batch.rows - sum(rows)) < 1e-6, "the rows of a planned batch do not add up"
+    _check_links(scheduler, planned)
     for request in scheduler.requests.values():
         for entry in request.entries:
             assert entry.batch is None or not request.places or request.places[entry.stage] is None, (
                 "it runs and has a place"
             )
+
+
+def _check_links(scheduler: Scheduler, planned: Sequence[PlannedBatch]) -> None:
+    """Linked batches wait for each other as the stages of their requests do."""
+    expected = Counter(
+        (first[0], second[0])
+        for request in scheduler.requests.values()
+        if request.is_linked
+        for source, others in enumerate(request.pipeline.feeds)
+        for later in others
+        if (first := request.places[source]) is not None and (second := request.places[later]) is not None
+    )
+    linked = [(batch, links) for batch in planned if (links := batch.links) is not None]
+    before = {(batch, later): count for batch, links in linked for later, count in links.before.items()}
+    after = {(source, batch): count for batch, links in linked for source, count in links.after.items()}
+    assert before == after == expected, "planned batches are linked otherwise than the stages of their requests"
 
 
 def _check_foresight(scheduler: Scheduler) -> None:

@@ -3,6 +3,7 @@
 A partition opens when its only batch is about to end, so that the next batch is there in time.
 """
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from sluice.batcher.fleet.member_table import enter, leave, note_change, soonest
@@ -13,6 +14,12 @@ from sluice.models.units import INFINITE_NS
 COMPACT_ABOVE = 64
 COMPACT_FACTOR = 8
 """Outdated items are dropped from a heap with more than this many items, and this many per partition."""
+
+
+def are_of_kinds(groups: Sequence[PartitionGroup]) -> bool:
+    """True if groups are of several kinds, and not equal partitions that hold other models."""
+    kind, price = groups[0].kind, groups[0].price
+    return any(group.kind != kind or group.price != price for group in groups)
 
 
 def planned_kind(group: PartitionGroup) -> str:

@@ -214,7 +214,7 @@ class PipelineConfig(msgspec.Struct, frozen=True):
 
     `slo_ns` is the objective that it is planned for (0: none). `weight` is its share of a model that it has to share
     with other pipelines, against their weights. `percentile` is the share of the admitted requests that are to be in
-    time, in percent, in (50, 100).
+    time, in percent, in (50, 100]: with 100, batches run strictly as they are planned.
     """
 
     name: str

@@ -16,9 +16,10 @@ import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.member_table import first_free
-from sluice.batcher.fleet.partition_group import planned_until_ns
+from sluice.batcher.fleet.partition_group import are_of_kinds, planned_until_ns
+from sluice.batcher.interface.config import PipelineConfig
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.places import planned_batches
+from sluice.batcher.places import planned_batches, timeline
 from sluice.batcher.places.costs import affordable_groups, cheapest_groups
 from sluice.batcher.places.locality import Locality
 from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
@@ -44,6 +45,8 @@ from sluice.models.units import NS_PER_MS
 
 LATE_STEP = 0.02
 """A batch that is answered late raises the share of their time that places of its pipeline keep by this much."""
+LEAST_LATE = 0.001
+"""The share of late requests that margins are kept for where none is to be late."""
 LATE_PART = 0.5
 """The feedback settles where this part of the late answers is used that the percentile of a pipeline allows."""
 MOST_OWED = 50
@@ -68,6 +71,10 @@ ROUNDING = 1e-6
 """Sums of expected rows that are smaller than this are rounding errors."""
 MOST_EXCHANGED = 256
 """The first entries of a queue among which those are found that wait for a batch."""
+ONE_STAGE = ((False, False),)
+STAGES = (*ONE_STAGE, (False, True))
+STAGES_BY_COST = ((True, False), (True, True), *STAGES)
+"""The searches for places, until one is in time: by cost, and with batches of its own for the first stages."""
 DEMANDS = 1024
 """Queues whose demand is remembered: the most recently used ones."""
 
@@ -75,10 +82,11 @@ DEMANDS = 1024
 class Offer:
     """The places of a request by stage, its planned end, and how long that is from now (0 if it can start at once).
 
-    `models` are the variants by stage that it has its places for; empty where they are those of the stages.
+    `models` are the variants by stage that it has its places for; empty where they are those of the stages. If it
+    `is_linked`, the batches of its places are linked as its stages are.
     """
 
-    __slots__ = ("done_ns", "models", "places", "waits_ns")
+    __slots__ = ("done_ns", "is_linked", "models", "places", "waits_ns")
 
     def __init__(
         self,
@@ -86,11 +94,14 @@ class Offer:
         done_ns: int,
         waits_ns: int,
         models: Sequence[ModelState | None] = (),
+        *,
+        is_linked: bool = False,
     ) -> None:
         self.places = places
         self.done_ns = done_ns
         self.waits_ns = waits_ns
         self.models = models
+        self.is_linked = is_linked
 
 
 NO_PLACES = Offer([], 0, 0)
@@ -164,6 +175,7 @@ class Places:
         self._changes = 0  # how often places may have become earlier
         self._refused: dict[PipelineState, KnownRefusal] = {}
         self._openings: dict[tuple[StageState, tuple[int, ...], PartitionGroup], tuple[int, Opening]] = {}
+        self._linked = 0  # requests with places in linked batches
         self._removals = 0  # of groups, when `_openings` was last cleared of those
         self._unable: dict[int, PartitionState] = {}  # those that may have batches which they cannot run, by number
 
@@ -205,7 +217,8 @@ class Places:
             if now_ns >= shares.renew_ns:
                 self._changes += 1
             share_ns = shares.start_ns(event, pipeline, now_ns)
-        if pipeline.single and share_ns == now_ns and event.max_cost is None and not event.min_accuracy:
+        is_plain = event.max_cost is None and not event.min_accuracy and not pipeline.feeds
+        if pipeline.single and share_ns == now_ns and is_plain:
             quick = self._join_last(event, pipeline, now_ns, kept_ns)
             if quick is None:
                 quick = self._open_idle(event, pipeline, now_ns, kept_ns)
@@ -282,7 +295,7 @@ class Places:
         grown = batch.rows + rows
         planned = partition.planned
         is_usual = partition.ready and partition.slowdown == 1.0 and not batch.variance
-        if planned[-1] is not batch or grown > batch.full_rows or not is_usual:
+        if planned[-1] is not batch or grown > batch.full_rows or not is_usual or partition.linked:
             return None
         most = batch.room if batch.room > grown else grown
         expected_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(most))
@@ -362,8 +375,11 @@ class Places:
         models: Sequence[ModelState | None] = (),
     ) -> Offer | Refusal:
         # Where it cannot stay with those that it joined in the first stage, it may be in time in a batch of its own.
-        for opens in (False,) if pipeline.single else (False, True):
-            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns, coming)
+        attempts = _attempts(pipeline, () if models or coming else allowed)
+        for by_cost, opens in attempts:
+            search = Search(
+                event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns, coming, by_cost=by_cost
+            )
             try:
                 search.run(allowed, models, opens=opens)
                 break
@@ -372,8 +388,10 @@ class Places:
                 search.undo()
         else:
             return Refusal(max(late.done_ns, event.deadline_ns + 1), pipeline.critical_path_ns if late.stays else 0)
-        is_warm = search.opened and not coming  # a load is not put off, since later requests need it, too
-        if is_warm and not models and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
+        # A load is not put off, since later requests need it, too. Nor is what is planned strictly: under overload,
+        # more of it is in time without prices.
+        may_wait = search.opened and not coming and not search.is_linked
+        if may_wait and not models and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
             search.undo()
             elsewhere = [
                 None if groups is None else [each for each in groups if each is not postponed.group]
@@ -396,7 +414,7 @@ class Places:
             self._open[opened.batch.queue_key] = opened.batch
             if not opened.batch.queue_key[1]:
                 opened.batch.model.open_batch = opened.batch
-        return Offer(search.places, search.done_ns, search.waits_ns)
+        return Offer(search.places, search.done_ns, search.waits_ns, is_linked=search.is_linked)
 
     def _search_unless_refused(
         self,
@@ -460,7 +478,7 @@ class Places:
                 return Postponed(group, wait_ns)
             if self._shares.contended(group):
                 for opened, share in search.new_batches(group):
-                    if opened.merges:
+                    if opened.merges or opened.partition.linked:
                         continue
                     keep_room(opened, ROOM * come * share / pipeline.reach[stage.index], kept_ns, now_ns)
         return None
@@ -511,17 +529,22 @@ class Places:
         """Record the places of an admitted request."""
         places = request.places = offer.places
         request.models = offer.models
+        request.is_linked = offer.is_linked
         if request.arrival.min_accuracy and not request.models:
             request.models = self.variants.most_accurate(request.pipeline)
         request.waits_ns = offer.waits_ns
         pipeline = request.pipeline
         request.kept = pipeline.drift
         if places:
+            self._linked += offer.is_linked
             request.placed = 1 if len(places) == 1 else sum([place is not None for place in places])
-            pipeline.planned_rows += request.rows
-            if pipeline.clients and (client := self._shares.client(request.arrival, pipeline)) is not None:
-                request.client = client
-                self._shares.planned(client, request.rows)
+            if pipeline.clients:
+                request.client = self._shares.client(request.arrival, pipeline)
+            for stage, place in enumerate(places):
+                if place is not None:
+                    pipeline.planned_rows[stage] += request.rows
+                    if request.client is not None:
+                        self._shares.planned(request.client, stage, request.rows)
 
     def completed(self, request: Request, now_ns: int) -> None:
         """Learn from a request that is complete whether the places of its pipeline keep enough time.
@@ -562,15 +585,13 @@ class Places:
         """Give the place of a stage back, if it has one."""
         places = request.places
         if places and (place := places[stage]) is not None:
+            if request.is_linked:
+                _unlink(request, stage, place[0])
             places[stage] = None
-            self._leave(request, *place)
-
-    def _leave(self, request: Request, batch: PlannedBatch, rows: float) -> None:
-        self._changes += 1
-        request.placed -= 1
-        if not request.placed:
-            self._discount(request)
-        self._depart(batch, rows, 1)
+            self._changes += 1
+            self._discount(request, stage)
+            batch, rows = place
+            self._depart(batch, rows, 1)
 
     def _forget(self, batch: PlannedBatch) -> None:
         if self._open.get(batch.queue_key) is batch:
@@ -578,13 +599,24 @@ class Places:
             if batch.model.open_batch is batch:
                 batch.model.open_batch = None
 
-    def started(self, partition: PartitionState, queue: Queue, entries: Sequence[Entry], now_ns: int) -> None:
+    def started(
+        self,
+        partition: PartitionState,
+        queue: Queue,
+        entries: Sequence[Entry],
+        now_ns: int,
+        free_ns: int,
+        back_ns: int,
+    ) -> None:
         """Record that a partition runs entries, whose places may have been in other batches than its next one.
 
         Then others that have their places in that one get theirs, which are early enough: entries start in the order of
-        their deadlines.
+        their deadlines. The partition is free again at `free_ns`, and the entries have run at `back_ns`.
         """
         self._changes += 1
+        if self._linked and (partition.linked or any(entry.request.is_linked for entry in entries)):
+            self._started_linked(partition, entries, now_ns, free_ns, back_ns)
+            return
         planned = run_together(partition, queue.key, now_ns)
         if planned:
             _exchange(planned, queue, entries)
@@ -598,9 +630,7 @@ class Places:
             if not places or (place := places[entry.stage]) is None:
                 continue
             places[entry.stage] = None
-            request.placed -= 1
-            if not request.placed:
-                self._discount(request)
+            self._discount(request, entry.stage)
             if place[0] is not batch:
                 if batch is not None:
                     self._depart(batch, rows, members)
@@ -618,24 +648,49 @@ class Places:
         if len(planned) > 1 and planned[-1].members:
             planned_batches.merge(planned[-1])
 
-    def _discount(self, request: Request) -> None:
-        """Count the rows of a request no more among those that have places."""
-        request.pipeline.planned_rows -= request.rows
+    def _started_linked(
+        self, partition: PartitionState, entries: Sequence[Entry], now_ns: int, free_ns: int, back_ns: int
+    ) -> None:
+        """As `started`, where planned batches wait for others: who starts leaves its place, and gets no other."""
+        changed = {partition: None}
+        for entry in entries:
+            request = entry.request
+            if not request.places or (place := request.places[entry.stage]) is None:
+                continue
+            batch, rows = place
+            if request.is_linked:
+                for later in _unlink(request, entry.stage, batch):
+                    planned_batches.feed(later, back_ns)
+                    if back_ns > batch.end_ns:
+                        changed[later.partition] = None
+            request.places[entry.stage] = None
+            self._discount(request, entry.stage)
+            self._depart(batch, rows, 1)
+        timeline.update(changed, now_ns, timeline.BatchStart(partition, free_ns, (), back_ns))
+
+    def _discount(self, request: Request, stage: int) -> None:
+        """Count the rows of a request no more among those that have places for a stage."""
+        request.placed -= 1
+        if not request.placed:
+            self._linked -= request.is_linked
+        request.pipeline.planned_rows[stage] -= request.rows
         if request.client is not None:
-            self._shares.planned(request.client, -request.rows)
+            self._shares.planned(request.client, stage, -request.rows)
 
     def _depart(self, batch: PlannedBatch, rows: float, members: int) -> None:
         planned_batches.leave(batch, rows, members)
         if not batch.members:
             self._forget(batch)
 
-    def settle_rows(self, request: Request, stage: int, rows: int) -> None:
+    def settle_rows(self, request: Request, stage: int, rows: int, now_ns: int) -> None:
         """Replace the expected rows of a stage by the known ones."""
         if request.places and (place := request.places[stage]) is not None:
             self._changes += 1
             batch, expected = place
             planned_batches.change_rows(batch, rows - expected)
             request.places[stage] = (batch, rows)
+            if batch.partition.linked:
+                timeline.update((batch.partition,), now_ns)
 
     def affordable_rows(self, partition: PartitionState, queue: Queue, rows: int, from_ns: int, now_ns: int) -> int:
         """The rows of a batch, at most `rows`, that makes nothing late that is planned behind it.
@@ -693,6 +748,8 @@ class Places:
         for number in sorted(unable):
             if self._move_unable(unable[number], now_ns):
                 self._unable[number] = unable[number]
+        if self._linked:
+            timeline.update([each for each in self._fleet.partitions.values() if each.linked], now_ns)
 
     def _move_unable(self, partition: PartitionState, now_ns: int) -> bool:
         """Move the batches to others that a partition cannot run; True if there is no other one for some."""
@@ -708,14 +765,47 @@ class Places:
         return stay
 
     def resized(self, partition: PartitionState) -> None:
-        """Measure what is planned for a partition again, whose kind has changed."""
+        """Measure what is planned for a partition again, whose kind has changed; `sync` follows."""
         for batch in partition.planned:
             planned_batches.measure(batch)
 
 
+def _attempts(pipeline: PipelineState, allowed: Sequence[Groups | None]) -> Sequence[tuple[bool, bool]]:
+    """The searches for the places of a request on `allowed` groups (empty: none to choose from), until one finds them.
+
+    They go by cost first, as batches do, where a plan has kinds to choose from. After late requests they do not: places
+    that end first leave most of the time.
+    """
+    if pipeline.single:
+        return ONE_STAGE
+    if pipeline.drift or pipeline.feeds or pipeline.stages[-1].cost_to_go is None:
+        return STAGES
+    for stage, groups in zip(pipeline.stages, allowed, strict=False):
+        if groups is not None and stage.rule is None and are_of_kinds(groups):
+            return STAGES_BY_COST
+    return STAGES
+
+
+def _unlink(request: Request, stage: int, batch: PlannedBatch) -> list[PlannedBatch]:
+    """Unlink the batch of a stage that leaves it from those of other stages; returns the ones that waited for it."""
+    places = request.places
+    later = [place[0] for index in request.pipeline.feeds[stage] if (place := places[index]) is not None]
+    for each in later:
+        planned_batches.link(batch, each, -1)
+    for index in request.pipeline.fed_by[stage]:
+        if (place := places[index]) is not None:
+            planned_batches.link(place[0], batch, -1)
+    return later
+
+
 def _in_time_a_late(pipeline: PipelineState) -> int:
     """The number of requests in time for each late one, where the feedback settles."""
-    return round(1 / (LATE_PART * (1 - pipeline.config.percentile / 100))) - 1
+    return round(1 / (LATE_PART * late_share(pipeline.config))) - 1
+
+
+def late_share(config: PipelineConfig) -> float:
+    """The share of the admitted requests that may be late; where none may be, that for which margins are kept."""
+    return 1 - config.percentile / 100 or LEAST_LATE
 
 
 def _vacated(batch: PlannedBatch, partition: PartitionState) -> PartitionState | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet.member_table import note_change
 from sluice.batcher.fleet.partition_group import planned_until_ns
-from sluice.batcher.state import ModelState, PartitionGroup, PartitionState, PlannedBatch, QueueKey
+from sluice.batcher.state import BatchLinks, ModelState, PartitionGroup, PartitionState, PlannedBatch, QueueKey
 from sluice.models.units import INFINITE_NS
 
 DEVIATIONS = 2.33
@@ -108,17 +108,17 @@ def end_of_new_ns(
 
     Batches of the model `overtaken` may become late, since its policy lets the new one go first.
     """
-    end_ns = planned_until_ns(partition, now_ns) + _passed_ns(partition, added_ns)
+    end_ns = planned_until_ns(partition, now_ns) + passed_ns(partition, added_ns)
     for behind in reversed(partition.planned):
         if behind.order_ns <= order_ns:
             break
         if end_ns > behind.latest_ns > now_ns and behind.model is not overtaken:
             return None
-        end_ns -= _passed_ns(partition, behind.length_ns)
+        end_ns -= passed_ns(partition, behind.length_ns)
     return end_ns
 
 
-def _passed_ns(partition: PartitionState, ns: int) -> int:
+def passed_ns(partition: PartitionState, ns: int) -> int:
     """The part of `planned_until_ns` that one batch of a length has."""
     if partition.slowdown == 1.0 and not partition.between_ns:
         return ns
@@ -133,7 +133,7 @@ def end_of_grown_ns(batch: PlannedBatch, added_ns: int, now_ns: int) -> int | No
             break
         if end_ns > behind.latest_ns > now_ns:
             return None
-        end_ns -= _passed_ns(batch.partition, behind.length_ns)
+        end_ns -= passed_ns(batch.partition, behind.length_ns)
     return end_ns
 
 
@@ -165,7 +165,7 @@ def slack_ns(
             least_ns = min(least_ns, left_ns)
             if behind.queue_key != queue_key:
                 least_of_others_ns = min(least_of_others_ns, left_ns)
-        end_ns -= _passed_ns(partition, behind.length_ns)
+        end_ns -= passed_ns(partition, behind.length_ns)
     return least_ns, least_of_others_ns
 
 
@@ -178,7 +178,31 @@ def insert(batch: PlannedBatch) -> None:
     while index and planned[index - 1].order_ns > batch.order_ns:
         index -= 1
     planned.insert(index, batch)
+    if batch.links is not None:
+        batch.partition.linked += 1
     note_change(batch.partition)
+
+
+def link(source: PlannedBatch, later: PlannedBatch, count: int = 1) -> None:
+    """Record that stages of `count` more requests (less, if negative) in a batch wait for a source's end."""
+    before, after = _links(source).before, _links(later).after
+    before[later] = after[source] = before.get(later, 0) + count
+    if not before[later]:
+        del before[later], after[source]
+
+
+def feed(batch: PlannedBatch, at_ns: int) -> None:
+    """Record that a batch waits for something that has started, and ends at `at_ns`."""
+    links = _links(batch)
+    if at_ns > links.fed_ns:
+        links.fed_ns = at_ns
+
+
+def _links(batch: PlannedBatch) -> BatchLinks:
+    if batch.links is None:
+        batch.links = BatchLinks()
+        batch.partition.linked += 1
+    return batch.links
 
 
 def join(
@@ -328,6 +352,8 @@ def _remove(batch: PlannedBatch) -> None:
     _take(batch, 0)
     index = planned.index(batch)
     del planned[index]
+    if batch.links is not None:
+        batch.partition.linked -= 1
     note_change(batch.partition)
     if any(each.queue_key == batch.queue_key for each in planned[index:]):
         return

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from math import sqrt
 from operator import attrgetter
 from typing import NamedTuple
 
 from sluice.batcher.fleet.member_table import Found, Times, soonest
-from sluice.batcher.fleet.partition_group import planned_until_ns
+from sluice.batcher.fleet.partition_group import are_of_kinds, planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.places import planned_batches
 from sluice.batcher.places.locality import Locality, kept_bytes, near_nodes
 from sluice.batcher.places.planned_batches import (
@@ -25,6 +26,7 @@ from sluice.batcher.places.planned_batches import (
     tail_ns,
 )
 from sluice.batcher.places.shares import FairShares, cost_ns
+from sluice.batcher.places.timeline import end_of_joined_ns, moved_ends, plan, rows_ready_ns, spot_of_new, update
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
 from sluice.batcher.state import (
@@ -38,7 +40,7 @@ from sluice.batcher.state import (
     QueueKey,
     StageState,
 )
-from sluice.models.units import INFINITE_NS
+from sluice.models.units import INFINITE_NS, NS_PER_S
 
 GATHERED = 3
 """Where only some rows go on to a stage, its batch gathers those of several batches before it.
@@ -110,6 +112,7 @@ class _New:
         "_deadline_ns",
         "_full_ns",
         "_full_rows",
+        "_is_linked",
         "_key",
         "_level",
         "_model",
@@ -133,6 +136,8 @@ class _New:
         full_rows: int,
         full_ns: int,
         now_ns: int,
+        *,
+        is_linked: bool,
     ) -> None:
         self._model = model
         self._key = key
@@ -146,6 +151,7 @@ class _New:
         self._full_rows = full_rows
         self._full_ns = full_ns
         self._now_ns = now_ns
+        self._is_linked = is_linked
 
     def times_on(self, partition: PartitionState) -> Times:
         """Its end on a partition, its order there, how long it takes, and whether it merges."""
@@ -156,6 +162,12 @@ class _New:
         if planned:
             if overtaken is not None or not self._model.by_deadline:
                 order_ns = self._order_on(partition)
+            if self._is_linked or partition.linked:
+                may_overtake = overtaken is None and self._model.by_deadline
+                spot = spot_of_new(
+                    partition, order_ns, ready_ns, alone_ns, now_ns, overtaken, may_overtake=may_overtake
+                )
+                return *spot, alone_ns, False
             if self._full_ns:
                 order_ns, merges = _behind_earlier(partition, self._key, order_ns, self._deadline_ns)
         took_ns = added_ns = alone_ns
@@ -193,12 +205,16 @@ class Search:
 
     `open_batches` has the batch of each queue that can be joined, `row_gap_ns` tells the average time between the rows
     of a queue. Stages of `coming` models have their places on the partitions that load these, after the loads.
+    With `by_cost`, each stage has its place where it costs least together with what its plan says the rest costs in the
+    time that is then left, as at dispatch; else where it ends first.
     `done_ns` is the planned end of the request; `waits_ns` is how long that is from now, 0 if it can start at once.
     """
 
     __slots__ = (
+        "_by_cost",
         "_coming",
         "_ends_ns",
+        "_links",
         "_locality",
         "_now_ns",
         "_open_batches",
@@ -208,6 +224,7 @@ class Search:
         "_steps",
         "done_ns",
         "event",
+        "is_linked",
         "opened",
         "places",
         "waits_ns",
@@ -223,8 +240,11 @@ class Search:
         locality: Locality,
         now_ns: int,
         coming: ComingModels,
+        *,
+        by_cost: bool = False,
     ) -> None:
         self.event = event
+        self._by_cost = by_cost
         self._pipeline = pipeline
         self._open_batches = open_batches
         self._row_gap_ns = row_gap_ns
@@ -234,6 +254,8 @@ class Search:
         self._coming = coming
         self._steps: list[_Step] = []
         self._ends_ns: list[int] = []
+        self.is_linked = bool(pipeline.feeds) and not any(stage.rule is not None for stage in pipeline.stages)
+        self._links: list[tuple[PlannedBatch, PlannedBatch]] = []
         self.places: list[Place | None] = []
         self.opened: list[Opened] = []
         self.done_ns = 0
@@ -277,7 +299,9 @@ class Search:
                 alone = follows and self._is_opened(stage)
             else:
                 follows, alone = False, opens
-            end_ns = 0 if alone else self._join_open(stage, model, groups, key, rows, ready_ns)
+            end_ns = (
+                0 if alone or (opens and self.is_linked) else self._join_open(stage, model, groups, key, rows, ready_ns)
+            )
             if end_ns:
                 joined = True
             else:
@@ -293,9 +317,33 @@ class Search:
                 starts_now = end_ns - step.batch.length_ns <= self._now_ns
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
+            self._link(stage, step.batch, end_ns, 0 if coming is None else ready_ns)
             self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
         if not self._pipeline.single:
             self._chain()
+        self._keep_in_step()
+
+    def _link(self, stage: StageState, batch: PlannedBatch, end_ns: int, loaded_ns: int) -> None:
+        """Let a batch wait for those of the stages before, and until its model is there, if it is planned strictly."""
+        if not self.is_linked:
+            return
+        planned_batches.feed(batch, loaded_ns)
+        for source in self._pipeline.fed_by[stage.index]:
+            place = self.places[source]
+            if place is not None:
+                planned_batches.link(place[0], batch)
+                self._links.append((place[0], batch))
+        if not batch.end_ns:
+            plan({batch: end_ns})
+
+    def _keep_in_step(self) -> None:
+        """Plan when batches end, with those that wait for them; raises TooLateError if one of them is late then."""
+        hosts = [step.batch.partition for step in self._steps if step.batch.partition.linked]
+        if hosts:
+            ends_ns = moved_ends(hosts, self._now_ns)
+            if ends_ns is None:
+                raise TooLateError(self._now_ns + self._pipeline.critical_path_ns)
+            plan(ends_ns)
 
     def _chain(self) -> None:
         """Let no stage end after its later stages have to begin, where these have places on slower partitions.
@@ -353,8 +401,11 @@ class Search:
 
     def undo(self) -> None:
         """Give all places back."""
+        for source, later in self._links:
+            planned_batches.link(source, later, -1)
         for step in reversed(self._steps):
             planned_batches.undo(step.batch, step.rows, step.before)
+        update([step.batch.partition for step in self._steps if step.batch.partition.linked], self._now_ns)
 
     def _join_open(
         self, stage: StageState, model: ModelState, groups: Groups, key: QueueKey, rows: float, ready_ns: int
@@ -370,8 +421,8 @@ class Search:
             batch = next((each for each in bound if each is not None), None)
         if batch is None or batch.partition.group not in groups or batch.level != self._level(model):
             return 0
-        if any(place is not None and place[0] is batch for place in map(self.places.__getitem__, stage.waits_for)):
-            return 0  # it cannot run with the stage that it waits for
+        if self._is_before(batch, stage, ready_ns):
+            return 0
         estimate = model.estimates[batch.partition.kind]
         grown = batch.rows + rows
         if grown > model.full_rows(estimate):
@@ -380,7 +431,12 @@ class Search:
         kept = max(grown, batch.room)
         took_ns = batch_ns(batch, kept) + batch.gap_ns
         added_ns = took_ns - batch.length_ns
-        end_ns = end_of_grown_ns(batch, added_ns, self._now_ns)
+        is_linked = batch.partition.linked > 0
+        end_ns = (
+            end_of_joined_ns(batch, added_ns, ready_ns, self._now_ns)
+            if is_linked
+            else end_of_grown_ns(batch, added_ns, self._now_ns)
+        )
         if end_ns is not None:
             if added_ns > model.quickest_ns:
                 gap_ns = self._row_gap_ns(key, stage, self._now_ns)
@@ -407,6 +463,23 @@ class Search:
             end_ns = planned_until_ns(batch.partition, self._now_ns) + took_ns
             raise TooLateError(end_ns + batch.partition.hand_off_ns + stage.remaining_path_ns)
         return 0
+
+    def _is_before(self, batch: PlannedBatch, stage: StageState, ready_ns: int) -> bool:
+        """True if a batch cannot run with a stage that is ready at `ready_ns`.
+
+        It has, or comes before, what the stage waits for. Or, on a partition with linked batches, its rows are there at
+        its turn, and would have to wait for the stage.
+        """
+        before = [place[0] for source in stage.waits_for if (place := self.places[source]) is not None]
+        if any(each is batch for each in before):
+            return True
+        partition = batch.partition
+        if not partition.linked:
+            return False
+        order = (batch.order_ns, batch.serial)
+        if any(each.partition is partition and (each.order_ns, each.serial) > order for each in before):
+            return True
+        return ready_ns > batch.begin_ns > rows_ready_ns(batch)
 
     def _open_new(
         self,
@@ -438,7 +511,7 @@ class Search:
         if self.event.max_cost is not None:
             key = bound_key(key, host.kind, host.price)
         level = self._level(model)
-        depth = sqrt(1 + len(host.planned))
+        depth = math.sqrt(1 + len(host.planned))
         batch = PlannedBatch(
             host, model, key, order_ns, self._pipeline.caution, depth, gap_ns, full_rows, level, merges
         )
@@ -509,22 +582,36 @@ class Search:
         ready_ns: int,
         only: PartitionState | None,
     ) -> _Spot:
-        """Where a new batch ends first."""
+        """Where a new batch ends first, or (`by_cost`) costs least."""
         now_ns, level = self._now_ns, self._level(model)
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
         gathers = self._is_escalated(stage) and not self._is_short(model, groups)
         best: _Spot | None = None
+        least = math.inf
+        rest = stage.cost_to_go if self._by_cost and only is None and are_of_kinds(groups) else None
         for group in groups:
             estimate = model.estimates[group.kind]
             alone_ns, full = length_on_ns(group, model, rows), model.full_rows(estimate)
             wanted_ns = self._order_ns(stage, gathers=gathers)
             if gathers:
                 wanted_ns += max(self.event.deadline_ns - now_ns - GATHERED * length_ns(estimate, full), 0)
-            may_merge = model.by_deadline and not stage.waits_for and rows < full
+            may_merge = model.by_deadline and not stage.waits_for and rows < full and not self.is_linked
             full_ns = length_on_ns(group, model, full) if may_merge else 0
             back_ns = _back_ns(group, model, rows, alone_ns)
             new = _New(
-                model, key, rows, ready_ns, deadline_ns, back_ns, wanted_ns, level, alone_ns, full, full_ns, now_ns
+                model,
+                key,
+                rows,
+                ready_ns,
+                deadline_ns,
+                back_ns,
+                wanted_ns,
+                level,
+                alone_ns,
+                full,
+                full_ns,
+                now_ns,
+                is_linked=self.is_linked,
             )
             least_ns = min(alone_ns, full_ns) if may_merge else alone_ns
             if only is not None:
@@ -533,8 +620,8 @@ class Search:
                 found = soonest(
                     group,
                     new.times_on,
-                    INFINITE_NS if best is None else best.done_ns - back_ns,
-                    -1 if level else wanted_ns,
+                    INFINITE_NS if best is None or rest is not None else best.done_ns - back_ns,
+                    -1 if level or self.is_linked else wanted_ns,
                     least_ns,
                     ready_ns + least_ns,
                     now_ns,
@@ -543,9 +630,21 @@ class Search:
                 if group.link.distance and only is None:
                     found = self._nearest(stage, model, found, new.times_on, rows)
                 host, (end_ns, order_ns, took_ns, merges) = found
-                best = _Spot(host, order_ns, end_ns, took_ns, merges, end_ns + back_ns)
+                spot = _Spot(host, order_ns, end_ns, took_ns, merges, end_ns + back_ns)
+                if rest is not None:
+                    cost = self._cost(spot, group, rows, rest)
+                    if best is not None and (cost, spot.done_ns) >= (least, best.done_ns):
+                        continue
+                    least = cost
+                best = spot
         assert best is not None, "a model without partitions is refused before"
         return best
+
+    def _cost(self, spot: _Spot, group: PartitionGroup, rows: float, rest: CostToGo) -> float:
+        """The cost of a row of a new batch with the rest of the pipeline; infinite if there is no time for that."""
+        left_ns = self.event.deadline_ns - spot.done_ns - spot.partition.hand_off_ns
+        step = bisect_right(rest.within_ns, left_ns)
+        return group.price * spot.took_ns / NS_PER_S / rows + rest.cost[step - 1] if step else math.inf
 
     def _nearest(
         self,

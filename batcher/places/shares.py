@@ -121,15 +121,15 @@ class FairShares:
                 continue
             row_ns = costs.full_ns(pipeline, group) / group.counted
             begin_ns = soonest_start_ns(group, now_ns)
-            if part is not None:
-                ahead = pipeline.planned_rows + event.rows
-                if ahead > _own_rows(pipeline, group):
-                    start_ns = max(start_ns, begin_ns + int(ahead * row_ns / (FILLED * part)))
+            if part is not None and max(pipeline.planned_rows) + event.rows > _own_rows(pipeline, group):
+                ahead_ns = costs.planned_ns(pipeline, group, pipeline.planned_rows) / group.counted
+                start_ns = max(start_ns, begin_ns + int((ahead_ns + event.rows * row_ns) / (FILLED * part)))
             if client and row_ns:
                 whole = shares.part.get(pipeline, 1.0)
                 own_part = self._bound_clients(pipeline, group, row_ns, whole, now_ns).get(client)
                 if own_part is not None:
-                    start_ns = max(start_ns, begin_ns + int((client.planned_rows + event.rows) * row_ns / own_part))
+                    ahead_ns = costs.planned_ns(pipeline, group, client.planned_rows) / group.counted
+                    start_ns = max(start_ns, begin_ns + int((ahead_ns + event.rows * row_ns) / own_part))
         return start_ns
 
     def _bound_clients(
@@ -197,15 +197,15 @@ class FairShares:
         return (clients.get(event.client) or clients[OTHERS]) if clients else None
 
     @staticmethod
-    def planned(client: ClientState, rows: int) -> None:
-        """Record that rows of a client have places, or (`rows` is negative) that they have none any more."""
-        client.planned_rows += rows
+    def planned(client: ClientState, stage: int, rows: int) -> None:
+        """Record that rows of a client have places for a stage, or (`rows` is negative) none any more."""
+        client.planned_rows[stage] += rows
 
     def count(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> None:
         """Count a request as demand of its client; clients are distinguished from the first that is named."""
         clients = pipeline.clients
         if not clients:
-            clients[OTHERS] = ClientState()
+            clients[OTHERS] = ClientState([0] * pipeline.stage_count)
         client = clients.get(event.client)
         if client is None:
             if len(clients) >= CLIENTS and now_ns >= self._clear_ns:
@@ -213,12 +213,12 @@ class FairShares:
                 for name in [
                     each
                     for each, known in clients.items()
-                    if each and not known.planned_rows and now_ns - known.last_row_ns > FORGET_NS
+                    if each and not any(known.planned_rows) and now_ns - known.last_row_ns > FORGET_NS
                 ]:
                     del clients[name]
             client = clients[OTHERS]
             if len(clients) < CLIENTS:
-                client = clients[event.client] = ClientState()
+                client = clients[event.client] = ClientState([0] * pipeline.stage_count)
         silent_ns = now_ns - client.last_row_ns
         if silent_ns >= FORGET_NS or not client.last_row_ns:
             client.row_gap_ns = 0.0
@@ -337,12 +337,20 @@ class _Costs:
 
     def full_ns(self, pipeline: PipelineState, group: PartitionGroup) -> float:
         """As `cost_ns`."""
+        return self.planned_ns(pipeline, group, [1] * pipeline.stage_count)
+
+    def planned_ns(self, pipeline: PipelineState, group: PartitionGroup, rows: Sequence[int]) -> float:
+        """The time that rows, given by stage, take of a group's partitions in full batches.
+
+        What has run some of its stages takes only the time of the others.
+        """
         total = 0.0
         for stage in pipeline.stages:
             model = stage.model
             if model is not None and (part := self._parts_of(model).get(group)) is not None:
-                rows = model.full_rows(model.estimates[group.kind])
-                total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part
+                full = model.full_rows(model.estimates[group.kind])
+                row_ns = pipeline.reach[stage.index] * length_on_ns(group, model, full) / full * part
+                total += rows[stage.index] * row_ns
         return total
 
     def _costs_on(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[list[_StageCost], list[_ModelCost]]:

@@ -228,32 +228,32 @@ def _place_once(models: Mapping[str, ModelNeed], rooms: Sequence[_Room], policy:
         order = [tenant.name for tenant in policy.in_order(tenants)]
     if _search(order, fitting, rooms):
         return tuple(sorted(models.keys() - fitting.keys()))
-    _place_pinned(order, fitting, rooms)
     held = frozenset[str]().union(*(room.present for room in rooms))
     urgent = {key: _least(need) if key in held else _least(need) * STAY for key, need in fitting.items()}
 
     def turn(key: str) -> tuple[bool, float, bool, int, str]:
         return (not fitting[key].pinned, -urgent[key], key not in held, fitting[key].memory_bytes, key)
 
+    if not _place_pinned(order, fitting, rooms):
+        # Held ones stay. They come in the order in which they were placed, so that each takes the room that it had.
+        for key in sorted(fitting, key=turn):
+            here = (room for room in _ranked(key, fitting[key], rooms) if key in room.present)
+            if fitting[key].pinned and (room := next(here, None)) is not None:
+                room.take(key, fitting[key])
     for key in sorted(_missing(fitting, rooms), key=turn):
         if ranked := _ranked(key, fitting[key], rooms):
             ranked[0].take(key, fitting[key])
     return tuple(sorted(_missing(models, rooms)))
 
 
-def _place_pinned(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> None:
-    """Place all pinned models so that the largest other model has room too; if that fails, held models stay."""
+def _place_pinned(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> bool:
+    """Place all pinned models, so that the largest other model has room too if possible; False if they do not fit."""
     pinned = [key for key in order if models[key].pinned]
     largest = next((key for key in order if not models[key].pinned), None)
-    if not pinned:
-        return
-    if largest is not None and _search([*pinned, largest], models, rooms):
+    if pinned and largest is not None and _search([*pinned, largest], models, rooms):
         next(room for room in rooms if largest in room.models).give_up(largest, models[largest])
-    elif not _search(pinned, models, rooms):
-        for key in pinned:
-            here = (room for room in _ranked(key, models[key], rooms) if key in room.present)
-            if (room := next(here, None)) is not None:
-                room.take(key, models[key])
+        return True
+    return _search(pinned, models, rooms)
 
 
 def _missing(models: Iterable[str], rooms: Sequence[_Room]) -> list[str]:

@@ -23,6 +23,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.planner_config import Replan
 from sluice.batcher.interface.residency_config import Loading
+from sluice.batcher.places.places import late_share
 from sluice.batcher.places.planned_batches import DEVIATIONS
 from sluice.batcher.residency.placement import NewPlacement, find_room, model_needs
 from sluice.batcher.scheduler.memory_shares import MemoryShares
@@ -42,6 +43,8 @@ TAIL_SHARE = 0.3
 
 The rest is for what varies with time, which the feedback on late requests sees too late for the first of them.
 """
+MOST_LINKS = 256
+"""The most pairs of stages, one of which waits for the other, of a pipeline that runs strictly as planned."""
 
 
 class PipelineRegistry:
@@ -240,21 +243,52 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
     ]
     partial = tuple([stage for stage in stages if stage.config.partial])
     has_sequences = any(stage.model is not None and stage.model.config.sequences is not None for stage in stages)
+    feeds = _feeds(stages) if config.percentile == 100 else []
+    fed_by = [tuple([source for source, later in enumerate(feeds) if index in later]) for index in range(len(feeds))]
     return PipelineState(
         number,
         config,
         stages,
         stage_count=len(stages),
+        planned_rows=[0] * len(stages),
         missing=[len(sources) for sources in waits_for],
         roots=[stage for stage in stages if not stage.waits_for],
         is_keyed=any(stage.is_keyed for stage in stages),
         single=len(stages) == 1 and not stages[0].config.uses_cache,
+        feeds=feeds,
+        fed_by=fed_by,
         has_parallel_stages=_has_parallel_stages(stages),
         has_sequences=has_sequences,
         partial=partial,
         evicts=config.late is Late.EVICT and not has_sequences and not partial,
-        caution=NormalDist().inv_cdf(1 - TAIL_SHARE * (1 - config.percentile / 100)) / DEVIATIONS,
+        caution=NormalDist().inv_cdf(1 - TAIL_SHARE * late_share(config)) / DEVIATIONS,
     )
+
+
+def _feeds(stages: Sequence[StageState]) -> list[tuple[int, ...]]:
+    """By stage, the later model stages that wait for its end, directly or through combiners.
+
+    Empty if the batches of a pipeline cannot run strictly as planned: its models are run in another order than that of
+    deadlines or have an instance policy, or there are more than `MOST_LINKS` pairs of stages.
+    """
+    models = [stage.model for stage in stages if stage.model is not None]
+    if not all(model.by_deadline and model.config.instances is None for model in models):
+        return []
+    sources: list[dict[int, None]] = []
+    feeds: list[list[int]] = [[] for _ in stages]
+    links = 0
+    for stage in stages:
+        own: dict[int, None] = {}
+        for source in stage.waits_for:
+            own.update(sources[source] if stages[source].model is None else {source: None})
+        links += len(own)
+        if links > MOST_LINKS:
+            return []
+        sources.append(own)
+        if stage.model is not None:
+            for source in own:
+                feeds[source].append(stage.index)
+    return [tuple(later) for later in feeds]
 
 
 def _has_parallel_stages(stages: Sequence[StageState]) -> bool:

@@ -391,7 +391,7 @@ class Scheduler:
             decisions.append(CombineOutputs(member, missing))
         else:
             if stage.config.when is not None:
-                self._places.settle_rows(request, stage.index, run.rows)
+                self._places.settle_rows(request, stage.index, run.rows, now_ns)
             if self._followed:
                 self._loader.reached(request, stage, now_ns)
             self._enter(request, stage, run, now_ns, decisions)

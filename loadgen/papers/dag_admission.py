@@ -115,14 +115,19 @@ def arrivals(seed: int, objective_ms: float) -> list[DagRequest]:
 
 
 def play_sluice(requests: Sequence[DagRequest]) -> list[DagAnswer]:
-    """The requests that the product's scheduler admits, with `MAX_COST` as the most that each may cost."""
+    """The requests that the product's scheduler admits, with `MAX_COST` as the most that each may cost.
+
+    None of them may be late, so the pipelines are strict.
+    """
     names = list(DAGS)
     kinds = {f"{KINDS[number]}{node}": kind for number, kind in enumerate(CLUSTER.kinds) for node in range(kind.count)}
     spec = SchedulerSpec(
         tuple(ScheduledModel(model, SIZES[-1], DeadlineSettings()) for model in CPU_MS),
         tuple(
             PipelineConfig(
-                name, tuple(StageConfig(str(index), each.model, each.sources) for index, each in enumerate(dag))
+                name,
+                tuple(StageConfig(str(index), each.model, each.sources) for index, each in enumerate(dag)),
+                percentile=100,
             )
             for name, dag in DAGS.items()
         ),
@@ -197,8 +202,7 @@ def run(effort: Effort) -> ExperimentReport:
             f"{missed} of {admitted}",
             gate="none",
             is_met=not missed,
-            why="a plan has the batches of a node in the order of deadlines, without the time that the node is idle "
-            "until a later stage is ready, so that two of them may not both be in time",
+            why="a batch ran otherwise than it was planned",
         )
     ]
     for objective_ms in OBJECTIVES_MS:

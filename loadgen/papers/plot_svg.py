@@ -79,7 +79,8 @@ class _Drawing:
             x = self._px(value)
             if not self._plot.groups:
                 yield f'<path class="grid" d="M{x:.1f} {_TOP}V{bottom}"/>'
-            yield f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(text)}</text>'
+            for line, part in enumerate(self._fitted(text)):
+                yield f'<text x="{x:.1f}" y="{bottom + 18 + 14 * line}" text-anchor="middle">{escape(part)}</text>'
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
         yield f'<text x="{middle:.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{escape(self._plot.x_label)}</text>'
         middle = (_TOP + bottom) / 2
@@ -87,6 +88,14 @@ class _Drawing:
             f'<text transform="translate(18 {middle:.1f}) rotate(-90)" text-anchor="middle">'
             f"{escape(self._plot.y_label)}</text>"
         )
+
+    def _fitted(self, text: str) -> tuple[str, ...]:
+        """The lines of a label: two, parted at its first hyphen, where the bars of a group leave no room for one."""
+        count = len(self._plot.groups)
+        first, hyphen, second = text.partition("-")
+        if not second or not count or len(text) * _KEY_PX <= (_WIDTH - _LEFT - _RIGHT) / count:
+            return (text,)
+        return first + hyphen, second
 
     def _legend(self) -> Iterator[str]:
         x = float(_LEFT)

@@ -57,9 +57,9 @@ class OnLate(enum.StrEnum):
 
 
 def check_percentile(percentile: float) -> None:
-    """Raise ValueError unless a percentile is above 50 and below 100."""
-    if not 50 < percentile < 100:
-        raise ValueError(f"expected a number above 50 and below 100, such as 99.9, got {percentile:g}")
+    """Raise ValueError unless a percentile is above 50 and at most 100."""
+    if not 50 < percentile <= 100:
+        raise ValueError(f"expected a number above 50 and at most 100, such as 99.9, got {percentile:g}")
 
 
 def check_client_key(name: str) -> None:

@@ -1,6 +1,6 @@
 from itertools import product
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluice.batcher.interface.config import PartitionConfig
@@ -64,6 +64,15 @@ def test_every_model_is_placed_when_there_is_a_way_to(
 
 
 @given(MODELS, ANY)
+@example(
+    {
+        "a:1": ModelNeed(1, pinned=True),
+        "b:1": ModelNeed(3),
+        "c:1": ModelNeed(3, pinned=True),
+        "d:1": ModelNeed(4, pinned=True),
+    },
+    partitions_of([(3, "slow"), (4, "slow")]),
+)
 def test_a_placement_stays_as_long_as_nothing_changes(
     models: dict[str, ModelNeed], partitions: list[PartitionConfig]
 ) -> None:

@@ -10,12 +10,11 @@ kind of instance has only those of that kind. All models are loaded, and transfe
 """
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from math import ceil
 
 import msgspec
-import numpy as np
 
 from sluice.batcher.drivers.simulated_nodes import SimulatedNode
 from sluice.batcher.interface.config import (
@@ -30,7 +29,6 @@ from sluice.batcher.interface.events import AnyEvent, PlanBuilt, RequestArrived
 from sluice.batcher.interface.plan_data import FixedOption, kind_over
 from sluice.batcher.interface.planner_config import PlannerConfig
 from sluice.batcher.policies.deadline import DeadlineSettings, Objective
-from sluice.loadgen.papers.engines.fluid_bound import FlowingRequests, most_in_time
 from sluice.loadgen.papers.engines.virtual_gateway import EndedRequest, Tables, VirtualGateway
 from sluice.loadgen.papers.nodes_and_links import APPLICATIONS, FUNCTIONS
 from sluice.models.profiles.latency_table import LatencyTable
@@ -71,16 +69,21 @@ CELLS = tuple(EsgCell(objective, load) for load in GAPS_MS for objective in OBJE
 
 
 class EsgRun(msgspec.Struct, frozen=True):
-    """One run: requests, those in time, the cost of all batches, and the latencies of the answered by application.
+    """One run: requests, those in time, those answered late, the cost of all batches, latencies by application.
 
-    `off_plan` is the part of the batches that are not of the size and on the kind of partition that the plan names.
+    `work_s` is the time that the requests in time take with one slice and one core. `off_plan` is the part of the
+    batches that are not of the size and on the kind of partition that the plan names, `quick_busy` the part of the time
+    for which instances of several slices ran batches that began before the last request came.
     """
 
     requests: int
     in_time: int
+    late: int
+    work_s: float
     cost: float
     latencies_ms: dict[str, list[float]]
     off_plan: float
+    quick_busy: float
 
 
 def own_time_ns(chain: tuple[str, ...]) -> int:
@@ -152,21 +155,32 @@ def play(cell: EsgCell, planner: PlannerConfig, seed: int, seconds: int) -> EsgR
     instances = partitions()
     spec = spec_of(cell, planner)
     tables = {name: {each: table_of(each, *instance) for each in FUNCTIONS} for name, instance in instances.items()}
-    bill = _Bill(spec, tables)
+    bill = _Bill(spec, tables, seconds)
     nodes = [
         SimulatedNode(f"node{node}", tuple(each for each in instances if each.startswith(f"node{node}-")), 1 << 60)
         for node in range(NODES)
     ]
     played = VirtualGateway(spec, tables, nodes=nodes, observe=bill.observe).play(arrivals(cell, seed, seconds))
     counted = [each for each in played.requests if each.came_ns >= FROM_NS]
-    off_plan = bill.off_plan / bill.planned if bill.planned else 0.0
-    return EsgRun(len(counted), sum(each.is_in_time for each in counted), bill.cost, _latencies(counted), off_plan)
+    in_time = [each for each in counted if each.is_in_time]
+    return EsgRun(
+        requests=len(counted),
+        in_time=len(in_time),
+        late=sum(each.outcome.answered for each in counted) - len(in_time),
+        work_s=sum(own_time_ns(APPLICATIONS[each.pipeline]) for each in in_time) / NS_PER_S,
+        cost=bill.cost,
+        latencies_ms=_latencies(counted),
+        off_plan=bill.off_plan / bill.planned if bill.planned else 0.0,
+        quick_busy=bill.quick_busy,
+    )
 
 
 class _Bill:
     """Adds up what batches cost, and compares them with what plans have fixed for their stages."""
 
-    def __init__(self, spec: SchedulerSpec, tables: Tables) -> None:
+    def __init__(self, spec: SchedulerSpec, tables: Tables, seconds: int) -> None:
+        self._quick_ns = 0
+        self._until_ns = seconds * NS_PER_S
         self._partitions = {each.name: each for each in spec.partitions}
         self._tables = tables
         self._fixed: dict[tuple[str, int], FixedOption] = {}
@@ -184,32 +198,24 @@ class _Bill:
                         self._fixed[plan.pipeline, index] = stage.rule
         for decision in decisions:
             if isinstance(decision, DispatchBatch) and now_ns >= FROM_NS:
-                self._add(decision)
+                self._add(decision, now_ns)
 
-    def _add(self, batch: DispatchBatch) -> None:
+    @property
+    def quick_busy(self) -> float:
+        """As in `EsgRun`."""
+        quick = sum(slices > 1 for slices, _ in partitions().values())
+        return self._quick_ns / quick / (self._until_ns - FROM_NS)
+
+    def _add(self, batch: DispatchBatch, now_ns: int) -> None:
         partition, first = self._partitions[batch.partition], batch.members[0]
-        self.cost += partition.price * self._tables[batch.partition][batch.model].latency_ns(batch.rows) / NS_PER_S
+        took_ns = self._tables[batch.partition][batch.model].latency_ns(batch.rows)
+        self.cost += partition.price * took_ns / NS_PER_S
+        if partition.share > 1 / SLICES:
+            self._quick_ns += max(min(took_ns, self._until_ns - now_ns), 0)
         if (fixed := self._fixed.get((self._pipelines[first.request], first.stage))) is not None:
             self.planned += 1
             is_kind = fixed.kind == partition.kind or fixed.kind.startswith(kind_over(partition.kind, ""))
             self.off_plan += batch.rows != fixed.rows or not is_kind
-
-
-def most_in_time_of(cell: EsgCell, seed: int, seconds: int) -> float:
-    """The bound of `fluid_bound.most_in_time` on the requests of a run that count."""
-    kinds = Counter(partitions().values())
-    counted = [request for came_ns, request in arrivals(cell, seed, seconds) if came_ns >= FROM_NS]
-    counts = Counter(request.pipeline for request in counted)
-    window_s = (max(request.deadline_ns for request in counted) - FROM_NS) / NS_PER_S
-    batch_s = {
-        name: np.array([[table_of(name, *kind).latency_ns(size) / NS_PER_S for size in SIZES] for kind in kinds])
-        for name in FUNCTIONS
-    }
-    flows = [
-        FlowingRequests(counts[name], objective_ns(name, cell) / NS_PER_S, chain)
-        for name, chain in APPLICATIONS.items()
-    ]
-    return most_in_time(flows, batch_s, SIZES, np.array([number * window_s for number in kinds.values()]))
 
 
 def _latencies(requests: list[EndedRequest]) -> dict[str, list[float]]:

@@ -5,7 +5,9 @@ from statistics import fmean
 
 import msgspec
 
+from sluice.loadgen.papers.engines.esg_bounds import long_run_bound
 from sluice.loadgen.papers.engines.esg_cluster import EsgCell, EsgRun, objective_ns
+from sluice.loadgen.papers.engines.esg_search import search_us
 from sluice.loadgen.papers.experiment import Plot
 from sluice.loadgen.papers.nodes_and_links import APPLICATIONS
 from sluice.models.units import NS_PER_MS
@@ -27,6 +29,26 @@ class CellResult(msgspec.Struct, frozen=True):
         return 1000 * sum(each.cost for each in self.runs) / max(sum(each.in_time for each in self.runs), 1)
 
     @property
+    def work_cost(self) -> float:
+        """The cost of all batches, a second of work in time."""
+        return sum(each.cost for each in self.runs) / max(sum(each.work_s for each in self.runs), 1e-9)
+
+    @property
+    def late(self) -> float:
+        """The part of all requests that was answered late."""
+        return sum(each.late for each in self.runs) / sum(each.requests for each in self.runs)
+
+    @property
+    def refused(self) -> float:
+        """The part of all requests that was not answered."""
+        return 1 - self.hits - self.late
+
+    @property
+    def quick_busy(self) -> float:
+        """The part of the time for which instances of several slices ran batches."""
+        return fmean(each.quick_busy for each in self.runs)
+
+    @property
     def off_plan(self) -> float:
         """The part of the batches that were not as the plan had fixed them."""
         return fmean(each.off_plan for each in self.runs)
@@ -46,17 +68,18 @@ def _planners(results: Results) -> tuple[str, ...]:
 
 
 def results_table(results: Results, cells: Sequence[EsgCell], bounds: Mapping[str, float]) -> str:
-    """All cells with the bound and all planners."""
+    """All cells with the bounds and all planners."""
     planners = _planners(results)
     lines = [
         "Requests in time, and the cost of a thousand of them in dollars:\n",
-        f"| cell | load | bound | {' | '.join(planners)} |",
-        "|---" * (len(planners) + 3) + "|",
+        f"| cell | load | bound | bound of a run without end | {' | '.join(planners)} |",
+        "|---" * (len(planners) + 4) + "|",
     ]
     for cell in cells:
         found = (results[cell.name, name] for name in planners)
         figures = " | ".join(f"{each.hits:.1%}, {each.cost:.3f}" for each in found)
-        lines.append(f"| {cell.name} | {cell.demand:.0%} | {bounds[cell.name]:.1%} | {figures} |")
+        endless = long_run_bound(cell)
+        lines.append(f"| {cell.name} | {cell.demand:.0%} | {bounds[cell.name]:.1%} | {endless:.1%} | {figures} |")
     return "\n".join(lines) + "\n"
 
 
@@ -68,7 +91,7 @@ def search_table(searched: Mapping[float, CellResult]) -> str:
 
 
 def cell_plots(results: Results, cells: Sequence[EsgCell], searched: Mapping[float, CellResult]) -> tuple[Plot, ...]:
-    """The figures of the paper: requests in time and their cost, latencies of applications, and the search of Orion."""
+    """The figures of the paper: requests in time and their cost, latencies of applications, and times of searches."""
     planners = _planners(results)
     names = tuple(cell.name for cell in cells)
 
@@ -85,6 +108,7 @@ def cell_plots(results: Results, cells: Sequence[EsgCell], searched: Mapping[flo
     )
     relaxed = next(cell for cell in cells if cell.name == "relaxed-heavy")
     limits = tuple((float(at), objective_ns(each, relaxed) / NS_PER_MS) for at, each in enumerate(applications))
+    searches = tuple((float(at), search_us(cell)) for at, cell in enumerate(cells))
     search = tuple((limit_ms, 100 * each.hits) for limit_ms, each in searched.items())
     return (
         Plot("hits", "Requests in time", "cell", "%", bars(lambda each: 100 * each.hits), groups=names),
@@ -97,5 +121,6 @@ def cell_plots(results: Results, cells: Sequence[EsgCell], searched: Mapping[flo
             (*latencies, ("objective", limits)),
             groups=applications,
         ),
+        Plot("planning", "Search of three stages by ESG", "cell", "µs", (("esg", searches),), groups=names),
         Plot("orion-search", "Requests in time by the search of Orion", "ms", "%", (("orion", search),), log_x=True),
     )

@@ -416,7 +416,47 @@ def test_options_are_those_of_the_partitions_that_there_are() -> None:
         dispatch(1, [1], ReleaseReason.IDLE, partition="slow0")
     ]
     step(scheduler, MS, PartitionReady("slow0", {"n:1": THREE}))
-    # Its second stage is planned on that partition as well, so that nothing is gathered for.
-    assert step(scheduler, 2 * MS, arrival(2, 14 * MS, "chain:1")) == [
-        dispatch(2, [2], ReleaseReason.IDLE, partition="fast0")
-    ]
+    assert step(scheduler, 2 * MS, arrival(2, 14 * MS, "chain:1")) == []
+    gathered_ns = scheduler.next_wakeup_ns()
+    assert gathered_ns is not None
+    assert step(scheduler, gathered_ns) == [dispatch(2, [2], ReleaseReason.DELAY, partition="fast0")]
+
+
+# -- kinds of partitions, with a plan
+
+
+def with_plan() -> Scheduler:
+    """Two stages of one row at a time on a fast and a slow partition; the second takes 1 ms at the least."""
+    spec = spec_of(
+        [model("m:1", 1), model("n:1", 1)],
+        [chain("m:1", "n:1", slo_ns=20 * MS), single("m:1")],
+        partitions=(FAST, SLOW),
+    )
+    rest = CostToGo((1150 * US, 3150 * US), (0.004, 0.003))
+    plan = Plan((pipeline_plan("chain:1", stage_plan("m:1", rest), stage_plan("n:1", CostToGo((0,), (0.0,)))),))
+    return planned(spec, TABLES, plan)
+
+
+def test_places_of_a_plan_are_where_batches_cost_least() -> None:
+    scheduler = with_plan()
+    step(scheduler, 0, arrival(1, 20 * MS, "chain:1"))
+    assert [place and place[0].partition.name for place in scheduler.requests[1].places] == [None, "slow0"]
+    step(scheduler, 0, arrival(2, 5 * MS, "chain:1"))
+    # It has no time for the slow partition, on which the first one runs.
+    assert [place and place[0].partition.name for place in scheduler.requests[2].places] == [None, "fast0"]
+
+
+def test_with_a_plan_what_has_time_does_not_wait_behind_what_needs_a_quicker_partition() -> None:
+    scheduler = with_plan()
+    assert step(scheduler, 0, arrival(1, 2 * MS)) == [dispatch(1, [1], FULL, partition="fast0")]
+    assert step(scheduler, 100 * US, arrival(2, 3900 * US, "chain:1")) == []
+    assert step(scheduler, 200 * US, arrival(3, 15 * MS, "chain:1")) == [dispatch(2, [3], FULL, partition="slow0")]
+    assert step(scheduler, 850 * US) == [dispatch(3, [2], FULL, partition="fast0")]
+
+
+def test_with_a_plan_what_is_late_in_any_case_takes_the_cheapest_open_partition() -> None:
+    scheduler = with_plan()
+    step(scheduler, 0, arrival(1, 5 * MS, "chain:1"))
+    # The second stage is there so late that neither partition is in time.
+    late = step(scheduler, 4900 * US, completed(1, 0, 4900 * US))
+    assert dispatch(2, [Member(1, 1, 1)], FULL, model="n:1", partition="slow0") in late

@@ -26,7 +26,7 @@ from sluice.batcher.interface.events import (
     RequestArrived,
     RequestCancelled,
 )
-from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule
+from sluice.batcher.interface.instance_config import InstanceConfig, InstanceRule, instance_config
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -229,15 +229,17 @@ Settled = CompleteRequest | FailRequest | CancelRequest | EvictRequest | RejectR
     after_ms=st.sampled_from([0, 3, 15]),
     largest=st.integers(1, 4),
     late=st.sampled_from(Late),
+    rule=st.sampled_from([InstanceRule.LOCALITY, InstanceRule.BALANCE, InstanceRule.EXCLUSIVE, InstanceRule.HOME_HASH]),
 )
 def test_each_request_has_one_outcome_whatever_becomes_of_its_copies(
-    data: st.DataObject, copies: int, after_ms: int, largest: int, late: Late
+    data: st.DataObject, copies: int, after_ms: int, largest: int, late: Late, rule: InstanceRule
 ) -> None:
     names = [f"cpu{number}" for number in range(4)]
     pipelines = [competing(CompeteConfig(copies, after_ms * MS), late), single("m:1", name="plain:1")]
     table = LatencyTable.from_ms({1: 5, 4: 8})
     hosts = [PartitionConfig(name, "cpu1") for name in names]
-    scheduler = serving(spec_of([model("m:1", largest)], pipelines, partitions=hosts), table)
+    shared = msgspec.structs.replace(model("m:1", largest), instances=instance_config(rule))
+    scheduler = serving(spec_of([shared], pipelines, partitions=hosts), table)
     held: dict[str, list[int]] = {name: [] for name in names}
     revoked: set[int] = set()
     outcomes: dict[int, Outcome] = {}

@@ -12,7 +12,7 @@ from sluice.batcher.places.shares import FairShares, fair_shares
 from sluice.batcher.prediction.pipeline_times import predict
 from sluice.batcher.state import PipelineState
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling.builders import GAINING, MS, ONE, US, S, arrival, model, serving, single, spec_of
+from tests.support.scheduling.builders import GAINING, MS, ONE, US, S, arrival, chain, model, serving, single, spec_of
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,26 @@ def test_a_pipeline_that_is_bound_leaves_the_others_time_before_its_deadline() -
     assert shares.left_ns(arrival(1, S + 100 * MS, "b:1"), hog, group, S) == MS
     assert shares.left_ns(arrival(1, S + MS, "b:1"), hog, group, S) == 65 * US
     assert shares.left_ns(arrival(1, S + 100 * MS, "a:1"), modest, group, S) == 0
+
+
+def test_rows_under_way_are_ahead_of_others_only_with_the_stages_that_they_have_yet_to_run() -> None:
+    hog = chain("m:1", "m:1", slo_ns=S)
+    scheduler = serving(spec_of([model("m:1", 1)], [hog, single("m:1", name="modest:1")]), ONE)
+    shares, (pipeline, modest) = FairShares(), list(scheduler.pipelines.values())
+    for each, gap_us in ((pipeline, 500), (modest, 10_000)):
+        predict(each, 150 * US)
+        shares.add(each)
+        each.row_gap_ns, each.last_row_ns = gap_us * US, S
+    assert renewed(shares, pipeline, S) == [pipeline]
+
+    def waits_ns(rows: list[int]) -> int:
+        pipeline.planned_rows = rows
+        return shares.start_ns(arrival(1, 2 * S, "chain:1"), pipeline, S) - S
+
+    # A row takes 1 ms in each stage, and the new one takes 2 ms.
+    alone_ns = waits_ns([0, 0])
+    assert waits_ns([3, 3]) == pytest.approx(4 * alone_ns, rel=1e-6)
+    assert waits_ns([0, 3]) == pytest.approx(2.5 * alone_ns, rel=1e-6)
 
 
 def test_two_pipelines_that_ask_for_too_much_get_as_much_as_they_weigh() -> None:

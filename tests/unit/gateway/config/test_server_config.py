@@ -321,12 +321,12 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("network_ms: 10000", "network_ms: expected at least 0 and less than default_slo_ms (10000), got 10000"),
         ("default_slo_ms: 0", "default_slo_ms: expected a finite number above 0, got 0"),
         (
-            "percentile: 100",
-            "percentile: expected a number above 50 and below 100, such as 99.9, got 100",
+            "percentile: 101",
+            "percentile: expected a number above 50 and at most 100, such as 99.9, got 101",
         ),
         (
             "models: {mlp: {percentile: 50}}",
-            "models.mlp: percentile: expected a number above 50 and below 100, such as 99.9, got 50",
+            "models.mlp: percentile: expected a number above 50 and at most 100, such as 99.9, got 50",
         ),
         ("late: never", "late: Invalid enum value 'never'; expected serve or evict"),
         (

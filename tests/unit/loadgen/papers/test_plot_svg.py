@@ -30,6 +30,14 @@ def test_bars_stand_in_their_groups_from_nothing_upwards() -> None:
     assert first[0] < third[0] < second[0]
 
 
+def test_names_of_many_groups_take_two_lines_where_one_would_run_into_the_next() -> None:
+    groups = tuple(f"{number}-moderate-normal" for number in range(9))
+    texts = [each.text for each in drawing(Plot("d", "D", "cell", "%", (), groups=groups)).iter(f"{SVG}text")]
+    assert {"8-", "moderate-normal"} <= set(texts)
+    few = [each.text for each in drawing(Plot("d", "D", "cell", "%", (), groups=groups[:2])).iter(f"{SVG}text")]
+    assert set(groups[:2]) <= set(few)
+
+
 def test_points_far_apart_lie_evenly_on_a_logarithmic_axis() -> None:
     root = drawing(Plot("c", "C", "x", "y", (("one", ((1.0, 1.0), (10.0, 1.0), (100.0, 1.0))),), log_x=True))
     first, middle, last = (float(each.attrib["cx"]) for each in root.iter(f"{SVG}circle"))

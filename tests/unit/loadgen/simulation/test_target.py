@@ -236,7 +236,7 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
             "small",
             "sim.yaml: latency_ms.small: .* 1 ms for 8 rows",
         ),
-        ({"percentile": 100}, "small", "sim.yaml: percentile: expected a number above 50 and below 100"),
+        ({"percentile": 101}, "small", "sim.yaml: percentile: expected a number above 50 and at most 100"),
         ({"models": {"medium": {}}}, "small", "sim.yaml: models: no model 'medium'"),
         ({"models": {"small": {"polcy": {}}}}, "small", r"sim.yaml: models\.small: .*unknown field `polcy`"),
         (

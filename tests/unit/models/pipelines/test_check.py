@@ -66,7 +66,7 @@ outputs:
 """
 
 
-PERCENTILES = "expected a number above 50 and below 100, such as 99.9"
+PERCENTILES = "expected a number above 50 and at most 100, such as 99.9"
 HEADERS = "expected the name of a header, of lower-case letters, digits, '-', '_' and '.', which does not end in '-bin'"
 
 
@@ -225,7 +225,7 @@ BAD_CASCADES = [
     ("slo_ms: 50", "slo_ms: .inf", "slo_ms: expected a finite number above 0, got inf"),
     *(
         ("slo_ms: 50", f"percentile: {text}", f"percentile: {PERCENTILES}, got {value}")
-        for text, value in (("100", "100"), ("50", "50"), ("0.99", "0.99"), (".nan", "nan"), (".inf", "inf"))
+        for text, value in (("100.5", "100.5"), ("50", "50"), ("0.99", "0.99"), (".nan", "nan"), (".inf", "inf"))
     ),
     *(
         ("slo_ms: 50", f"client_key: {name}", f"client_key: {HEADERS}, got '{name}'")
