@@ -185,7 +185,7 @@ def run(effort: Effort) -> ExperimentReport:
 
 
 def _second_runs(case: str, stray: Mapping[tuple[str, float], Sequence[Played]]) -> ExperimentFinding:
-    """What second runs of stragglers save; where the profiles are too short, partitions have no time for them."""
+    """The finding on second runs of stragglers; there is no gate where partitions have no time for them."""
     copied, alone = _mean(stray[case, FACTOR]), _mean(stray[case, NEVER])
     quantity = (
         f"in time where {STRAGGLING:.0%} of the batches take {STRAGGLERS} times as long ({case}), "
@@ -199,7 +199,7 @@ def _second_runs(case: str, stray: Mapping[tuple[str, float], Sequence[Played]])
 
 
 def _costs(ours: Played, baseline: Played) -> ExperimentFinding:
-    """The costs of both, and what ours are more by."""
+    """The costs of both, and the parts of the difference."""
     small, dear = (ours.cost - ours.full) - (baseline.cost - baseline.full), ours.full - ours.cheapest
     dear -= baseline.full - baseline.cheapest
     is_dearer = ours.cost >= baseline.cost

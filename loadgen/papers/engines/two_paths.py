@@ -71,7 +71,7 @@ def arrivals_ns(seed: int, seconds: int) -> list[int]:
 
 
 def _whole_cost(rows: Mapping[tuple[str, str], float], wrong: Errors, *, cheapest: bool) -> float:
-    """What rows by kind and model cost in full batches, on their kinds or, if `cheapest`, on the cheapest one."""
+    """The cost of rows by kind and model in full batches, on their kinds or, if `cheapest`, on the cheapest one."""
     most = SIZES[-1]
 
     def row_cost(kind: str, model: str) -> float:

@@ -1,4 +1,4 @@
-"""What a run of `llama` costs, and what it would cost in full batches and on the cheapest partitions."""
+"""The cost of a run of `llama`, and the cost of its rows in full batches and on the cheapest partitions."""
 
 from collections import Counter
 
