@@ -13,6 +13,10 @@ from sluice.models.units import INFINITE_NS, NS_PER_S
 
 REVIEW_NS = NS_PER_S
 """Time between two reviews of the rates."""
+RETRY_NS = NS_PER_S
+"""A plan that was given up is ordered again after this time, and after twice as long each time."""
+RETRIES = 6
+"""The most orders of a plan that is given up each time, until its input moves."""
 RATE_CHANGE = 0.25
 """Relative change of a pipeline's rate that calls for a new plan."""
 CHANCE = 3
@@ -55,12 +59,14 @@ class Replanner:
         self._void: int | None = None
         self._refused: set[str] = set()
         self._due_ns: int | None = None
+        self._given_up = 0  # plans in a row
+        self._retry_ns: int | None = None
         self._reviewed_ns = 0
         self.next_ns = 0
 
     @property
     def wake_ns(self) -> int | None:
-        """When a review needs a wake-up: for an outdated plan, refused requests or a lost partition.
+        """When a review needs a wake-up: for an outdated or given up plan, refused requests or a lost partition.
 
         None without any of these, and while a plan is being built.
         """
@@ -111,11 +117,17 @@ class Replanner:
             return None
         observed = self.observe(now_ns, elapsed_ns if elapsed_ns >= REVIEW_NS else None)
         moved = self._outdated or self._planned is None or self._moved(self._planned, observed, self._refused)
+        if moved:
+            self._given_up, self._retry_ns = 0, None
+        elif self._retry_ns is not None and now_ns >= self._retry_ns:
+            moved, self._retry_ns = True, None
         if elapsed_ns >= REVIEW_NS:
             self._reviewed_ns = now_ns
             self._refused.clear()
         self.next_ns = now_ns + REVIEW_NS
-        upcoming = (gone_ns for gone_ns in self._gone_ns().values() if gone_ns > now_ns)
+        upcoming = [gone_ns for gone_ns in self._gone_ns().values() if gone_ns > now_ns]
+        if self._retry_ns is not None:
+            upcoming.append(self._retry_ns)
         self._due_ns = 0 if self._refused else min(upcoming, default=None)
         if not moved:
             return None
@@ -126,14 +138,22 @@ class Replanner:
         return BuildPlan(self._building, observed)
 
     def built(self, build: int, plan: Plan | None, now_ns: int) -> Plan | None:
-        """Apply a plan and return it; None if there is no plan, or it is for an earlier set of pipelines."""
+        """Apply a plan and return it; None if it was given up, or is for an earlier set of pipelines.
+
+        One that was given up is ordered again, at most `RETRIES` times.
+        """
         assert build == self._building, f"plan {build} was not asked for"
         self._building = None
         if build == self._void:
             self.next_ns = 0
             return None
         if plan is None:
+            if self._given_up < RETRIES:
+                self._retry_ns = now_ns + (RETRY_NS << self._given_up)
+                self._due_ns = self._retry_ns if self._due_ns is None else min(self._due_ns, self._retry_ns)
+                self._given_up += 1
             return None
+        self._given_up, self._retry_ns = 0, None
         for planned in plan.pipelines:
             pipeline = self._pipelines[planned.pipeline]
             for stage, stage_plan in zip(pipeline.stages, planned.stages, strict=True):

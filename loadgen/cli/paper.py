@@ -57,7 +57,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=min(len(available_cores()), MAX_PROCESSES),
         metavar="N",
-        help="experiments that run at a time, each in a process (default: the cores)",
+        help="processes of the experiments (default: the cores)",
     )
     add("--json", type=report_file, metavar="FILE", help="also write the findings as JSON")
     add("--plot", metavar="DIR", help="also write the plots as SVG files to this folder")
@@ -78,9 +78,9 @@ def _list(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     _check(options)
-    effort = Effort(options.seeds, options.quick)
+    effort = Effort(options.seeds, options.quick, options.procs)
     chosen = _chosen(options.names)
-    played, interruption = _play(chosen, effort, options.procs)
+    played, interruption = _play(chosen, effort)
     interrupted = bool(interruption)
     if interrupted:
         print(f"{interruption}: {len(played)} of {len(chosen)} experiments have run")
@@ -110,13 +110,13 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--plot: expected a folder that exists, got {options.plot or 'nothing'}")
 
 
-def _play(chosen: list[PaperExperiment], effort: Effort, processes: int) -> tuple[list[PlayedExperiment], str]:
+def _play(chosen: list[PaperExperiment], effort: Effort) -> tuple[list[PlayedExperiment], str]:
     """Play experiments and print them in their order; returns those that ended, and what interrupted the others."""
     ended: dict[int, PlayedExperiment] = {}
     printed = 0
     interruption = ""
     try:
-        with closing(play_side_by_side(chosen, effort, processes)) as playing:
+        with closing(play_side_by_side(chosen, effort)) as playing:
             for place, each in playing:
                 ended[place] = each
                 while printed in ended:

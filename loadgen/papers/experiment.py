@@ -2,12 +2,18 @@
 
 import enum
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from importlib import import_module
+from typing import TypeVar
 
 import msgspec
 
 from sluice.loadgen import papers
+from sluice.loadgen.papers.processes import as_they_end
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 
 class GateVerdict(enum.StrEnum):
@@ -65,10 +71,20 @@ class ExperimentReport(msgspec.Struct, frozen=True):
 
 
 class Effort(msgspec.Struct, frozen=True):
-    """The size of a run: where chance has a part, there are runs with `seeds` seeds; `quick` ones are shorter."""
+    """The size of a run: where chance has a part, there are runs with `seeds` seeds; `quick` ones are shorter.
+
+    An experiment may have `processes`, which change no report.
+    """
 
     seeds: int = 10
     quick: bool = False
+    processes: int = 1
+
+    def each(self, function: Callable[[_Argument], _Result], arguments: Sequence[_Argument]) -> list[_Result]:
+        """The results of a function of a module for each argument, from as many processes as there are."""
+        with closing(as_they_end(function, arguments, self.processes)) as ended:
+            results = dict(ended)
+        return [results[place] for place in range(len(arguments))]
 
 
 class PaperExperiment(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ def experiment_text(played: PlayedExperiment) -> str:
 def experiments_json(played: Sequence[PlayedExperiment], effort: Effort, *, interrupted: bool) -> bytes:
     """All reports as a JSON object; one that is `interrupted` lacks the experiments that were not done."""
     document = {
-        "effort": effort,
+        "effort": {"seeds": effort.seeds, "quick": effort.quick},
         "interrupted": interrupted,
         "experiments": [
             {

@@ -9,6 +9,7 @@ the calls, many are called at fixed intervals, and some in bursts.
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count, islice
 
 import msgspec
@@ -146,7 +147,7 @@ def play(seed: int, load: float, most: int) -> ClockworkRun:
 def run(effort: Effort) -> ExperimentReport:
     """The first requests of a trace at each load, from empty GPUs on."""
     most = QUICK_REQUESTS if effort.quick else REQUESTS
-    runs = {load: play(1, load, most) for load in LOADS}
+    runs = dict(zip(LOADS, effort.each(partial(play, 1, most=most), LOADS), strict=True))
     findings = []
     for load, result in runs.items():
         findings.append(

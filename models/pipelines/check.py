@@ -28,8 +28,10 @@ from sluice.models.pipelines.pipeline import (
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec, describe, merged_shape
 
-MAX_STAGES = 64
-"""A pipeline of more stages takes longer to plan than the 10 ms that a plan of one pipeline may take."""
+MAX_STAGES = 256
+"""A request to a pipeline of more stages would keep the gateway from others for longer than some 10 ms."""
+MAX_PLANNED_STAGES = 64
+"""A pipeline of more stages takes longer to plan than the 10 ms that a plan of one with an objective may take."""
 _STAGE_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _VERSION = 1
 _T = TypeVar("_T")
@@ -157,8 +159,9 @@ class _Check:
             self._check_value("client_key", check_client_key, self._file.client_key)
         if not self._stages:
             raise self._error("stages", "expected at least one stage")
-        if len(self._stages) > MAX_STAGES:
-            raise self._error("stages", f"expected at most {MAX_STAGES} stages, got {len(self._stages)}")
+        most, where = (MAX_STAGES, "") if self._file.slo_ms is None else (MAX_PLANNED_STAGES, " beside slo_ms")
+        if len(self._stages) > most:
+            raise self._error("stages", f"expected at most {most} stages{where}, got {len(self._stages)}")
         if not self._file.outputs:
             raise self._error("outputs", "expected at least one output")
         for name in self._stages:

@@ -382,7 +382,8 @@ SECTIONS = (
             "until partitions or models change.",
             "seed": "The seed of `aquatope`, which draws at random.",
             "time_limit_ms": "How long a plan may take for each pipeline, in milliseconds, up to 60 000. It bounds the "
-            "searches of `orion` and `esg` as well. Where a plan takes longer, the one before stays.",
+            "searches of `orion` and `esg` as well. Where a plan takes longer, the one before stays, and it is "
+            "ordered again after 1, 2, 4 s and so on, at most six times.",
         },
     ),
     Section(

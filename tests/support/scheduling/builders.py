@@ -123,7 +123,7 @@ def planned(
     ready = [PartitionReady(partition.name, dict(tables[partition.kind])) for partition in spec.partitions]
     (order,) = step(scheduler, 0, *ready)
     assert isinstance(order, BuildPlan)
-    assert step(scheduler, 0, PlanBuilt(order.build, plan)) == []
+    assert step(scheduler, 0, PlanBuilt(order.build, plan or Plan(()))) == []
     return scheduler
 
 

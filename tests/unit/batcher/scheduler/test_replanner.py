@@ -1,5 +1,6 @@
 """When a new plan is asked for, and what is done with it."""
 
+import itertools
 import random
 from itertools import accumulate
 
@@ -108,7 +109,7 @@ class Watched:
         assert order.observed.rates == {"m:1": rows, "cascade:1": 0.0}
 
     def look(self, now_ns: int, rows: int = 10_000) -> list[BuildPlan]:
-        """The order for a plan, if any, when `rows` more rows have come; it is built at once, without a result."""
+        """The order for a plan, if any, when `rows` more rows have come; an empty one is built at once."""
         self.pipelines["m:1"].arrived_rows += rows
         order = self.replanner.review(now_ns)
         assert self.replanner.next_ns > now_ns
@@ -116,7 +117,7 @@ class Watched:
             return []
         self.build += 1
         assert order.build == self.build
-        self.replanner.built(order.build, None, 0)
+        self.replanner.built(order.build, Plan(()), 0)
         return [order]
 
 
@@ -220,7 +221,6 @@ def test_one_plan_is_built_at_a_time() -> None:
 
 def test_the_plan_in_force_is_kept_with_what_it_was_made_from() -> None:
     watched = Watched()
-    assert watched.replanner.in_force is None
     watched.replanner.changed()
     order = watched.replanner.review(2 * S)
     assert order is not None
@@ -299,6 +299,21 @@ def test_a_partition_that_is_lost_while_a_plan_is_built_calls_for_another_one_af
 
 
 # -- what a plan does
+
+
+def test_a_plan_that_is_given_up_is_ordered_again_after_gaps_that_double_and_at_most_six_times() -> None:
+    """Reviews are a second apart; a gap begins once a plan is given up."""
+    watched = Watched()
+    replanner, ordered = watched.replanner, []
+    watched.pipelines["m:1"].arrived_rows += 30_000
+    for second in range(2, 200):
+        watched.pipelines["m:1"].arrived_rows += 0 if second == 2 else 24_400
+        if (order := replanner.review(second * S)) is not None:
+            ordered.append(second)
+            replanner.built(order.build, None, second * S)
+    assert [after - before for before, after in itertools.pairwise(ordered)][-6:] == [1, 2, 4, 8, 16, 32]
+    assert ordered[-1] < 100
+    assert replanner.wake_ns is None
 
 
 def test_a_plan_that_could_not_be_built_changes_nothing_and_is_not_asked_for_again_at_once() -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import multiprocessing
 import sys
 from collections.abc import Iterator
@@ -98,10 +99,10 @@ def test_the_list_tells_the_last_verdicts(capsys: pytest.CaptureFixture[str]) ->
 
 def test_an_interrupted_run_writes_what_it_has_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
-    arguments = ["xanadu", "answers", "--procs", "1", "--seeds", "99", "--out", str(page)]
+    arguments = ["shares", "answers", "--procs", "1", "--seeds", "99", "--out", str(page)]
     assert main(["paper", "run", *arguments]) == 4
     assert "INTERRUPTED: 1 of 2 experiments have run" in capsys.readouterr().out
-    assert "## xanadu" in page.read_text()
+    assert "## shares" in page.read_text()
     assert "The run was interrupted" in page.read_text()
 
 
@@ -111,11 +112,11 @@ def test_experiments_side_by_side_print_and_write_what_they_do_one_by_one(
     pages, printed = [], []
     for procs in ("1", "2"):
         page = tmp_path / f"{procs}.md"
-        assert main(["paper", "run", "xanadu", "shares", "--quick", "--procs", procs, "--out", str(page)]) == 0
+        assert main(["paper", "run", "packing", "shares", "--quick", "--procs", procs, "--out", str(page)]) == 0
         printed.append([line for line in capsys.readouterr().out.splitlines() if "verdict:" not in line])
         pages.append(page.read_bytes())
     assert printed[0] == printed[1]
-    assert printed[0][0].startswith("xanadu: ")
+    assert printed[0][0].startswith("packing: ")
     assert pages[0] == pages[1]
 
 
@@ -130,14 +131,18 @@ def test_an_experiment_that_measures_the_machine_runs_by_itself() -> None:
         return PaperExperiment(name, "", "", "", "", run, measures_machine)
 
     chosen = [experiment("timed", measures_machine=True), experiment("other", measures_machine=False)]
-    ended = list(play_side_by_side(chosen, Effort(), 2))
+    ended = list(play_side_by_side(chosen, Effort(processes=2)))
     assert [(place, each.experiment.name) for place, each in ended] == [(1, "other"), (0, "timed")]
     assert running == ["other", "timed"]
 
 
+def test_the_runs_of_an_experiment_have_their_order_whichever_process_has_run_them() -> None:
+    assert Effort(processes=2).each(math.factorial, (5, 3, 4)) == [120, 6, 24]
+
+
 def test_an_interrupt_ends_the_processes_of_experiments() -> None:
     chosen = [each for each in find_experiments() if each.name in ("clockwork", "shares")]
-    playing = play_side_by_side(chosen, Effort(), 2)
+    playing = play_side_by_side(chosen, Effort(processes=2))
     _, first = next(playing)
     assert first.experiment.name == "shares", "the other one takes minutes"
     processes = multiprocessing.active_children()

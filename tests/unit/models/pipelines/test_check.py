@@ -409,13 +409,15 @@ outputs: {probs: a.probs}
         check(text)
 
 
-@pytest.mark.parametrize("stages", [64, 65])
-def test_a_pipeline_has_at_most_64_stages(stages: int) -> None:
+@pytest.mark.parametrize(("head", "most"), [("", "256 stages"), ("slo_ms: 50\n", "64 stages beside slo_ms")])
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_pipeline_has_at_most_256_stages_and_64_if_it_has_to_be_planned(head: str, most: str, over: int) -> None:
+    stages = int(most.split(maxsplit=1)[0]) + over
     lines = "\n".join(f"  s{number}: {{model: small, inputs: {{x: request.x}}}}" for number in range(stages))
-    text = f"stages:\n{lines}\noutputs: {{probs: s0.probs}}\n"
+    text = f"{head}stages:\n{lines}\noutputs: {{probs: s0.probs}}\n"
     with pytest.raises(ConfigError) as error:
         check(text)
-    assert ("stages: expected at most 64 stages, got 65" in str(error.value)) == (stages > 64)
+    assert (f"stages: expected at most {most}, got {stages}" in str(error.value)) == bool(over)
 
 
 @pytest.mark.parametrize(
