@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from sluice.batcher.state import Entry, QueueKey
@@ -70,6 +70,17 @@ class OrderedEntries:
             self._dead = 0
         if len(self.late) > COMPACT_ABOVE and self.late_live * 2 < len(self.late):
             self.late = deque(item for item in self.late if item[3].queued)
+
+    def remove(self, entries: Collection[Entry]) -> None:
+        """Remove entries that run now. They may wait here again, so none of their items stays as a dead one."""
+        for entry in entries:
+            self.discard(entry)
+        gone = set(entries)
+        left = [item for item in self.items if item[3] not in gone]
+        self._dead -= len(self.items) - len(left)
+        self.items = left
+        if any(entry.late for entry in entries):
+            self.late = deque(item for item in self.late if item[3] not in gone)
 
     def first(self) -> Item | None:
         """The first item that can still be in time, else the first late one."""

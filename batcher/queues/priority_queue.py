@@ -190,7 +190,8 @@ class PriorityQueue(Queue):
 
     def remove(self, entries: Sequence[Entry]) -> None:
         """Remove entries that run now, in this order."""
-        super().remove(entries)
+        for entry in entries:
+            self.discard(entry)
         if self.response_order is not None:
             self.response_order.add(entries)
 

@@ -146,9 +146,11 @@ class Queue:
         return self.entries()
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Remove entries that run now."""
-        for entry in entries:
-            self.discard(entry)
+        """Remove entries that run now, none of which waits to be retried."""
+        self._entries.remove(entries)
+        self.late -= sum([entry.late for entry in entries])
+        self.rows -= sum([entry.rows for entry in entries])
+        self.live -= len(entries)
 
     def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
         """Remove entries in time with an order of `from_ns` or later, then late ones, of at most `max_rows` rows.

@@ -164,6 +164,22 @@ def test_a_late_entry_can_be_discarded() -> None:
     assert not queue
 
 
+def test_entries_that_ran_out_of_turn_may_wait_again_and_are_there_once() -> None:
+    numbered = Numbered()
+    queue = numbered.queue
+    for order_ns in (10, 20, 30, 40):
+        numbered.add(order_ns, rows=2)
+    queue.expire(20)
+    _, second, _, late = queue.entries()
+    queue.remove([second, late])
+    assert [entry.sequence for entry in queue.entries()] == [1, 3]
+    for entry, order_ns in ((second, 30), (late, 10)):
+        requeue(entry, queue.key)
+        queue.push(entry, order_ns)
+    assert [entry.sequence for entry in queue.entries()] == [0, 1, 2, 3]
+    assert (queue.live, queue.late, queue.rows) == (4, 0, 8)
+
+
 def test_the_first_entry_is_taken_whether_it_is_late_or_not_and_whatever_its_rows_are() -> None:
     numbered = Numbered()
     queue = numbered.queue
