@@ -21,7 +21,6 @@ from sluice.batcher.interface.decisions import (
     JudgeSteps,
     LoadModel,
     LookUpCache,
-    Member,
     RejectRequest,
     RevokeBatch,
     UnloadModel,
@@ -44,7 +43,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import BatchTrace, PartialJoin, RecentTraces, Trace
+from sluice.gateway.observability.trace import BatchTrace, RecentTraces, Trace
 from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
@@ -570,12 +569,10 @@ class Runtime:
                 self._observe = None
                 logger.error("the journal cannot be written, so nothing is recorded from here on: %s", error)
         apply = self._apply
-        combinations: list[Member] = []
+        combinations: list[CombineOutputs] = []
         for decision in decisions:
             if isinstance(decision, CombineOutputs):
-                if decision.absent:
-                    self._note_partial(decision)
-                combinations.append(decision.member)
+                combinations.append(decision)
                 continue
             if combinations:
                 self._local.combine(combinations)
@@ -583,14 +580,6 @@ class Runtime:
             apply[type(decision)](decision)
         if combinations:
             self._local.combine(combinations)
-
-    def _note_partial(self, decision: CombineOutputs) -> None:
-        """Note that a combiner joins only some of its members."""
-        opened, stage = self._open[decision.member.request], decision.member.stage
-        config = opened.trace.stages[stage]
-        members = len(config.sources)
-        opened.trace.partial += (PartialJoin(config.name, members - len(decision.absent), members),)
-        opened.meter.partial_joins += 1
 
     def _dispatch(self, batch: DispatchBatch) -> None:
         opened = self._open

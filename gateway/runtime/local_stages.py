@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from sluice.batcher.interface.decisions import LookUpCache, Member
+from sluice.batcher.interface.decisions import CombineOutputs, LookUpCache, Member
 from sluice.batcher.interface.events import (
     AnyEvent,
     CacheHit,
@@ -12,6 +12,7 @@ from sluice.batcher.interface.events import (
     OutputsCombined,
 )
 from sluice.gateway.executors.base import Executor
+from sluice.gateway.observability.trace import PartialJoin
 from sluice.gateway.runtime.submission import Submission
 
 logger = logging.getLogger(__name__)
@@ -30,13 +31,14 @@ class LocalStages:
         self._executor = executor
         self._report = report
 
-    def combine(self, members: Sequence[Member]) -> None:
-        """Run the combiners of members."""
+    def combine(self, decisions: Sequence[CombineOutputs]) -> None:
+        """Run combiners."""
         try:
-            combined = self._executor.combine(members)
+            combined = self._executor.combine([decision.member for decision in decisions])
         except Exception as error:  # any error ends these requests and nothing else
-            combined = [error] * len(members)
-        for member, result in zip(members, combined, strict=True):
+            combined = [error] * len(decisions)
+        for decision, result in zip(decisions, combined, strict=True):
+            member = decision.member
             meter = self._opened[member.request].meter
             if isinstance(result, Exception):
                 message = f"stage '{meter.stages[member.stage]}': {result}"
@@ -45,7 +47,18 @@ class LocalStages:
                 self._report(CombinationFailed(member.request, member.stage, message))
             else:
                 meter.stage_ran(member.stage, member.rows)
-                self._report(OutputsCombined(member.request, member.stage, *result))
+                confidences, batch_key, joined = result
+                if decision.absent:
+                    self._note_partial(member, joined)
+                self._report(OutputsCombined(member.request, member.stage, confidences, batch_key))
+
+    def _note_partial(self, member: Member, joined: int) -> None:
+        """Note that a combiner has joined only some of its members; one may have ended since the scheduler decided."""
+        opened = self._opened[member.request]
+        config = opened.trace.stages[member.stage]
+        if joined < len(config.sources):
+            opened.trace.partial += (PartialJoin(config.name, joined, len(config.sources)),)
+            opened.meter.partial_joins += 1
 
     def look_up_cache(self, decision: LookUpCache) -> None:
         """Look a stage's outputs up in the cache."""

@@ -223,7 +223,8 @@ class Assembly:
         # Of members that are given up there is no output. The requests share their batches, so the first tells for all.
         outputs = self._requests[members[0].request].stage_outputs
         given = [number for number, ref in enumerate(stage.inputs.values()) if outputs[ref.stage] is not None]
-        inputs = list(stage.inputs)
+        inputs, refs = list(stage.inputs), list(stage.inputs.values())
+        present = {refs[number].stage for number in given}
         joined = combine(
             stage.combine,
             [self._answers(members, inputs[number]) for number in given],
@@ -240,7 +241,7 @@ class Assembly:
             end = first + member.rows
             stored = StageOutput(made, first, member.rows, member.row_index)
             self._requests[member.request].stage_outputs[member.stage] = stored
-            combined.append((tuple([values[first:end] for values in confidences]), key))
+            combined.append((tuple([values[first:end] for values in confidences]), key, len(present)))
             first = end
         return combined
 

@@ -10,8 +10,8 @@ from sluice.models.pipelines.confidence import confidence
 from sluice.models.pipelines.pipeline import Combiner, Confidence
 from sluice.models.tensors.arrays import Array
 
-Combined = tuple[Confidences, str]
-"""The confidences of a combiner, and the key that tells apart outputs whose shapes differ."""
+Combined = tuple[Confidences, str, int]
+"""The confidences of a combiner, the key that tells apart outputs whose shapes differ, and the members joined."""
 
 
 def combine(

@@ -82,7 +82,7 @@ class _Drawing:
             for line, part in enumerate(self._fitted(text)):
                 yield f'<text x="{x:.1f}" y="{bottom + 18 + 14 * line}" text-anchor="middle">{escape(part)}</text>'
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
-        yield f'<text x="{middle:.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{escape(self._plot.x_label)}</text>'
+        yield f'<text x="{middle:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(self._plot.x_label)}</text>'
         middle = (_TOP + bottom) / 2
         yield (
             f'<text transform="translate(18 {middle:.1f}) rotate(-90)" text-anchor="middle">'

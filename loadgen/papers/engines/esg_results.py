@@ -12,6 +12,9 @@ from sluice.loadgen.papers.experiment import Plot
 from sluice.loadgen.papers.nodes_and_links import APPLICATIONS
 from sluice.models.units import NS_PER_MS
 
+LEAST_HITS = 0.05
+"""Planners with a smaller part in time are left out of the plot of costs: beside theirs, others could not be seen."""
+
 
 class CellResult(msgspec.Struct, frozen=True):
     """The runs of a planner in a cell, one a seed."""
@@ -95,9 +98,18 @@ def cell_plots(results: Results, cells: Sequence[EsgCell], searched: Mapping[flo
     planners = _planners(results)
     names = tuple(cell.name for cell in cells)
 
-    def bars(figure: Callable[[CellResult], float]) -> tuple[tuple[str, tuple[tuple[float, float], ...]], ...]:
+    def bars(
+        figure: Callable[[CellResult], float], least: float = 0.0
+    ) -> tuple[tuple[str, tuple[tuple[float, float], ...]], ...]:
         return tuple(
-            (planner, tuple((float(at), figure(results[cell, planner])) for at, cell in enumerate(names)))
+            (
+                planner,
+                tuple(
+                    (float(at), figure(results[cell, planner]))
+                    for at, cell in enumerate(names)
+                    if results[cell, planner].hits >= least
+                ),
+            )
             for planner in planners
         )
 
@@ -112,7 +124,14 @@ def cell_plots(results: Results, cells: Sequence[EsgCell], searched: Mapping[flo
     search = tuple((limit_ms, 100 * each.hits) for limit_ms, each in searched.items())
     return (
         Plot("hits", "Requests in time", "cell", "%", bars(lambda each: 100 * each.hits), groups=names),
-        Plot("cost", "Cost of a thousand requests in time", "cell", "$", bars(lambda each: each.cost), groups=names),
+        Plot(
+            "cost",
+            f"Cost of a thousand requests in time, where {LEAST_HITS:.0%} or more are",
+            "cell",
+            "$",
+            bars(lambda each: each.cost, LEAST_HITS),
+            groups=names,
+        ),
         Plot(
             "latency",
             "95th percentile of the latency, relaxed-heavy",

@@ -89,7 +89,7 @@ class TimedExecutor:
 
     def combine(self, members: Sequence[Member]) -> list[Combined | Exception]:
         """Nothing is joined."""
-        return [(self._service.combined_confidences(CombineOutputs(member)), "") for member in members]
+        return [(self._service.combined_confidences(CombineOutputs(member)), "", 0) for member in members]
 
     def look_up_cache(self, member: Member) -> str | None:
         """Nothing is known."""
