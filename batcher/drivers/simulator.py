@@ -297,9 +297,10 @@ class Simulator:
     def _forget_orders(self, name: str) -> None:
         """A worker is gone: what it was to load or to unload is not answered."""
         self._orders_end_ns.pop(name, None)
-        answers = ModelLoaded | ModelUnloaded
         self._planned = [
-            item for item in self._planned if not (isinstance(item[3], answers) and item[3].partition == name)
+            item
+            for item in self._planned
+            if not (isinstance(item[3], ModelLoaded | ModelUnloaded) and item[3].partition == name)
         ]
         heapify(self._planned)
 
