@@ -48,7 +48,7 @@ OUTCOMES = {Outcome.COMPLETED, Outcome.REJECTED_DEADLINE, Outcome.REJECTED_COST,
 MOST_EVICTED = 0.05
 """The largest part of what is in time that is evicted, where requests of several rows and limited costs are mixed."""
 FEW = 5
-"""So many may be evicted where few are in time at all: ten runs have one or two in a hundred."""
+"""Evictions that chance may bring where few requests are in time: over ten runs one or two of a hundred are evicted."""
 RATES = {"single": 4_000, "cascade": 350, "ensemble": 200, "chain": 200}
 
 
