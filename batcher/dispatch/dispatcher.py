@@ -472,9 +472,8 @@ class Dispatcher:
         """Record that a running entry's request is settled; a batch whose requests are all settled is revoked."""
         batch.live -= 1
         self.mark_changed(batch.queue_key)
-        if not batch.live and not batch.revoking and not batch.is_suspended and batch.partition.batches[0] is not batch:
-            batch.revoking = True
-            decisions.append(RevokeBatch(batch.identity))
+        if not batch.live and not batch.is_suspended and batch.partition.batches[0] is not batch:
+            self._revoke(batch, decisions)
 
     def form(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
@@ -551,10 +550,10 @@ class Dispatcher:
         for batch in self._sharing.take_unstarted():
             self._revoke(batch, decisions)
 
-    @staticmethod
-    def _revoke(batch: Batch, decisions: list[AnyDecision]) -> None:
+    def _revoke(self, batch: Batch, decisions: list[AnyDecision]) -> None:
         if not batch.revoking:
             batch.revoking = True
+            self.second_batches.left(batch)
             decisions.append(RevokeBatch(batch.identity))
 
     def _form_in(self, run_queue: RunQueue, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:

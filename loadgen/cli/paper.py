@@ -19,7 +19,7 @@ from sluice.loadgen.papers.experiment_page import (
 )
 from sluice.loadgen.papers.plot_svg import plot_svg
 from sluice.loadgen.papers.side_by_side import play_side_by_side
-from sluice.loadgen.results.files import write_file
+from sluice.loadgen.results.files import check_parent, write_file
 from sluice.loadgen.run.processes import MAX_PROCESSES
 from sluice.models.errors import ConfigError
 from sluice.models.spelling import did_you_mean
@@ -106,8 +106,10 @@ def _check(options: argparse.Namespace) -> None:
         and Path(options.json).resolve() == Path(options.out).resolve()
     ):
         raise ConfigError(f"--out: expected another file than that of --json, got {options.out}")
-    if options.plot is not None and not (options.plot and Path(options.plot).is_dir()):
-        raise ConfigError(f"--plot: expected a folder that exists, got {options.plot or 'nothing'}")
+    if options.plot is not None:
+        if not options.plot or (Path(options.plot).exists() and not Path(options.plot).is_dir()):
+            raise ConfigError(f"--plot: expected a folder, got {options.plot or 'nothing'}")
+        check_parent(Path(options.plot, "plot.svg"))
 
 
 def _play(chosen: list[PaperExperiment], effort: Effort) -> tuple[list[PlayedExperiment], str]:

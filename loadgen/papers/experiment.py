@@ -50,6 +50,7 @@ class Plot(msgspec.Struct, frozen=True):
     y_label: str
     lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
     log_x: bool = False
+    log_y: bool = False
     groups: tuple[str, ...] = ()
 
 

@@ -235,10 +235,10 @@ def _plots(runs: Mapping[InstanceRule, list[PoolRun]], by_count: Waits, by_load:
         for model in (RESNET, BERT)
     )
     return (
-        Plot("kaas-cold-starts", "Cold starts by policy", "policy", "cold starts", (("all", cold),), groups=names),
-        Plot("kaas-waits", "Wait by policy", "policy", "mean wait, steps", waits, groups=names),
-        Plot("kaas-loads", f"Wait by load, {LOAD_GPUS} GPUs", "load", "mean wait, steps", _lines(by_load)),
-        Plot("kaas-gpus", "Wait by number of GPUs, 80 % load", "GPUs", "mean wait, steps", _lines(by_count)),
+        Plot("cold-starts", "Cold starts by policy", "policy", "cold starts", (("cold starts", cold),), groups=names),
+        Plot("waits", "Wait by policy", "policy", "mean wait, steps", waits, groups=names),
+        Plot("loads", f"Wait by load, {LOAD_GPUS} GPUs", "load", "mean wait, steps", _lines(by_load)),
+        Plot("gpus", "Wait by number of GPUs, 80 % load", "GPUs", "mean wait, steps", _lines(by_count), log_y=True),
     )
 
 

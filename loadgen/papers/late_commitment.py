@@ -55,7 +55,7 @@ from sluice.loadgen.papers.experiment import (
 )
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
-SECONDS, QUICK_SECONDS = 30, 15
+SECONDS = 30
 FAILURES = 0.03
 STRAGGLING, STRAGGLERS = 0.03, 8
 """The part of the batches that straggle, and how many times as long these take."""
@@ -135,12 +135,12 @@ def play_early(came_ns: Sequence[int], wrong: Errors, failures: float, seed: int
 
 def run(effort: Effort) -> ExperimentReport:
     """Both schedulers on the same requests, for each case, with and without failures; ours with stragglers, too."""
-    seconds, seeds = (QUICK_SECONDS, 2) if effort.quick else (SECONDS, effort.seeds)
+    seeds = 2 if effort.quick else effort.seeds
     late: dict[tuple[str, float], list[Played]] = {}
     early: dict[tuple[str, float], list[Played]] = {}
     stray: dict[tuple[str, float], list[Played]] = {}
     for seed in range(1, seeds + 1):
-        came_ns = arrivals_ns(seed, seconds)
+        came_ns = arrivals_ns(seed, SECONDS)
         for case, failures in QUICK_RUNS if effort.quick else product(CASES, (0.0, FAILURES)):
             wrong = errors(case, seed)
             late.setdefault((case, failures), []).append(play_late(came_ns, wrong, failures, seed))

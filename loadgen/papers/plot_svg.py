@@ -46,7 +46,10 @@ class _Drawing:
         values = [(x, y) for _, points in plot.lines for x, y in points]
         xs, ys = [x for x, _ in values] or [0.0], [y for _, y in values] or [0.0]
         low = min(0.0, *ys, 0.0)
-        self._y = linear_axis(max(*ys, low + 1e-9), low)
+        if plot.log_y:
+            self._y = log_axis(min(ys), max(ys))
+        else:
+            self._y = linear_axis(max(*ys, low + 1e-9), low)
         if plot.groups:
             self._x = Axis(0.0, float(len(plot.groups)), tuple((i + 0.5, each) for i, each in enumerate(plot.groups)))
         elif plot.log_x:
@@ -98,6 +101,8 @@ class _Drawing:
         return first + hyphen, second
 
     def _legend(self) -> Iterator[str]:
+        if [label for label, _ in self._plot.lines] == [self._plot.y_label]:
+            return
         x = float(_LEFT)
         for number, (label, _) in enumerate(self._plot.lines):
             yield f'<path class="line c{number}" d="M{x:.1f} 50h14" stroke-width="4"/>'

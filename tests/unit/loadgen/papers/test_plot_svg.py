@@ -44,6 +44,19 @@ def test_points_far_apart_lie_evenly_on_a_logarithmic_axis() -> None:
     assert middle * 2 == pytest.approx(first + last, abs=0.2)
 
 
+def test_values_far_apart_lie_evenly_on_a_logarithmic_axis() -> None:
+    root = drawing(Plot("c", "C", "x", "y", (("one", ((1.0, 1.0), (2.0, 10.0), (3.0, 100.0))),), log_y=True))
+    first, middle, last = (float(each.attrib["cy"]) for each in root.iter(f"{SVG}circle"))
+    assert middle * 2 == pytest.approx(first + last, abs=0.2)
+    assert first > last
+
+
+def test_a_legend_that_would_only_repeat_the_label_of_the_axis_is_left_out() -> None:
+    for label, count in (("y", 1), ("one", 2)):
+        root = drawing(Plot("a", "A", "x", "y", ((label, ((0.0, 1.0),)),)))
+        assert [each.text in ("y", label) for each in root.iter(f"{SVG}text")].count(True) == count
+
+
 @pytest.mark.parametrize("points", [(), ((5.0, 0.0),), ((1.0, -3.0), (2.0, 3.0))])
 def test_few_points_and_negative_ones_are_drawn_as_well(points: tuple[tuple[float, float], ...]) -> None:
     root = drawing(Plot("d", "D", "x", "y", (("one", points),)))
