@@ -126,7 +126,8 @@ class SecondBatches:
         """
         model, here = self._model(batch), batch.partition
         only = self._fleet.queues.only(batch.queue_key)
-        stays_ns = model.estimates[here.kind].expected_ns(batch.rows)
+        known = model.estimates.get(here.kind)  # none if its worker has another size since, without the model
+        stays_ns = batch.expected_ns if known is None else known.expected_ns(batch.rows)
         is_late_ns = here.free_at_ns - batch.expected_ns  # when the batch before it should have ended
         due_ns = min([entry.stage_deadline_ns for entry in batch.entries if not entry.request.settled], default=0)
         best: tuple[int, float, int, PartitionState] | None = None

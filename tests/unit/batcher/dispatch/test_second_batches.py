@@ -9,7 +9,7 @@ from sluice.batcher.interface.decisions import (
     ReleaseReason,
     RevokeBatch,
 )
-from sluice.batcher.interface.events import BatchRevoked, PartitionReady, RequestCancelled
+from sluice.batcher.interface.events import BatchRevoked, PartitionReady, PartitionResized, RequestCancelled
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
@@ -111,6 +111,19 @@ def test_what_has_a_copy_elsewhere_is_withdrawn_with_the_answer_of_the_copy() ->
     late = step(scheduler, 250 * MS + 2, completed(8, 100 * MS, 250 * MS + 2))
     assert late == [CompleteRequest(3, Outcome.COMPLETED_LATE)]
     assert scheduler.queue_depths() == {"m:1": 0}, "it does not run a second time"
+
+
+def test_a_batch_of_an_evicted_model_moves_from_a_partition_that_has_another_size_since() -> None:
+    partitions = PartitionConfig("p0", "small"), PartitionConfig("p1", "other")
+    scheduler = serving(spec_of([model("m:1", 1), model("n:1", 1)], partitions=partitions), TABLE)
+    step(scheduler, 0, *(arrival(number, S) for number in (1, 2, 3)))
+    assert ran_at(scheduler, 10 * MS - HAND_OFF) == [("p0", 3)]
+    fleet = scheduler.dispatcher.fleet
+    fleet.move(fleet.partitions["p0"], frozenset({"n:1"}))  # as when m:1 is evicted, whose batches run before it goes
+    step(scheduler, 10 * MS - 1, PartitionResized("p0", "large", 1.0, 1.0, {"n:1": TABLE}))
+    assert step(scheduler, 10 * MS, completed(2, 0, 10 * MS)) == [done(2)]
+    assert until_next(scheduler, 11 * MS) == [RevokeBatch(3)]
+    assert step(scheduler, 12 * MS, BatchRevoked(3)) == [dispatch(4, [3], FULL, partition="p1")]
 
 
 def test_a_move_to_a_dearer_partition_has_to_save_a_request() -> None:
