@@ -79,7 +79,7 @@ class Failures:
             dispatcher.timeouts.plan(entry, now_ns)
 
     def revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Retry the unsettled requests of a revoked batch, or have them wait as before."""
+        """Retry the unsettled requests of a revoked batch, or have them wait as before if they have no copies."""
         batch = self._dispatcher.end(event.batch, now_ns)
         alive = self._detach(batch)
         sequences = self._dispatcher.sequences
@@ -92,7 +92,7 @@ class Failures:
                 reason = "its sequence ended before it ran"
                 self._fail(entry.request, Outcome.CANCELLED_CLIENT, reason, decisions)
             self._dispatcher.check_by(now_ns)
-        if alive and batch.reforms:
+        if alive and batch.reforms and not batch.copied:
             self._dispatcher.wait_again(batch.queue_key, alive, now_ns)
         elif alive:
             self._dispatcher.retry(batch.queue_key, alive, now_ns)

@@ -93,6 +93,26 @@ def test_a_batch_that_is_cancelled_while_it_is_asked_back_does_not_wait_again() 
     assert step(scheduler, 15 * MS + 2, BatchRevoked(3)) == []
 
 
+def test_what_has_a_copy_elsewhere_is_withdrawn_with_the_answer_of_the_copy() -> None:
+    table = LatencyTable.from_ms({1: 1})
+    scheduler = serving(spec_of([model("m:1", 1)], partitions=("cpu0", "cpu1", "cpu2")), table)
+    step(scheduler, 0, *(arrival(number, S) for number in (0, 1, 2)))
+    step(scheduler, 1, arrival(3, 200 * MS), arrival(4, S), arrival(5, S))
+    assert ran_at(scheduler, MS - HAND_OFF) == [("cpu0", 4), ("cpu1", 5), ("cpu2", 6)]
+    step(scheduler, MS, completed(2, 0, MS), completed(3, 0, MS))
+    ended = step(scheduler, 2 * MS, completed(5, MS, 2 * MS), completed(6, MS, 2 * MS))
+    assert ended == [done(4), done(5), RevokeBatch(4)], "the worker of cpu0 does not answer"
+    copies = [each for each in until_next(scheduler, 100 * MS) if isinstance(each, DispatchBatch)]
+    assert [(each.partition, each.members[0].request) for each in copies] == [("cpu1", 0), ("cpu2", 3)]
+    step(scheduler, 102 * MS, completed(7, 100 * MS, 102 * MS))
+    assert until_next(scheduler, 249 * MS) == [], "cpu2 is overdue, too, when there is no time for one more copy"
+    step(scheduler, 250 * MS, arrival(8, 2 * S))
+    step(scheduler, 250 * MS + 1, BatchRevoked(4))
+    late = step(scheduler, 250 * MS + 2, completed(8, 100 * MS, 250 * MS + 2))
+    assert late == [CompleteRequest(3, Outcome.COMPLETED_LATE)]
+    assert scheduler.queue_depths() == {"m:1": 0}, "it does not run a second time"
+
+
 def test_a_move_to_a_dearer_partition_has_to_save_a_request() -> None:
     for deadline_ms, moves in ((1000, False), (45, True)):
         partitions = PartitionConfig("cpu0", "cpu", 1.0), PartitionConfig("gpu0", "gpu", 5.0)
