@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from sluice.batcher.interface.instance_config import instance_config
 from sluice.batcher.interface.planner_config import ServedPlanner
+from sluice.batcher.interface.residency_config import OnMiss, Prewarm
 from sluice.batcher.policies.base import AnyPolicySettings
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.static import StaticSettings
@@ -92,24 +93,33 @@ def _memory(config: ServerConfig) -> Iterator[Contradiction]:
 
 
 def _planner(config: ServerConfig) -> Iterator[Contradiction]:
-    """A planner plans for models that go by deadlines, and whose partitions no rule chooses."""
+    """A planner plans for models that go by deadlines, and whose partitions no rule chooses; so do strict places."""
     planner, single = planner_settings(config.planner), config.models.values()
     if planner.seed and planner.name is not ServedPlanner.AQUATOPE:
         yield Contradiction("planner.seed", f"seed has no effect with planner {planner.name}: expected aquatope")
-    if planner.name is ServedPlanner.EXACT:
-        return
+    planned = []
+    if planner.name is not ServedPlanner.EXACT:
+        planned.append(("planner", f"planner {planner.name} has no effect"))
+    if config.percentile == 100:
+        planned.append(("percentile", "percentile 100 does not make batches run as planned"))
     if not any(isinstance(policy, DeadlineSettings) for policy in (config.policy, *(each.policy for each in single))):
-        yield Contradiction("planner", f"planner {planner.name} has no effect: no model has the policy deadline")
+        lacking = "no model has the policy deadline"
     elif not any(
         setting is not None and instance_config(setting) is None
         for setting in (config.instances, *(each.instances for each in single))
     ):
-        yield Contradiction("planner", f"planner {planner.name} has no effect: no model has the instances locality")
+        lacking = "no model has the instances locality"
+    else:
+        return
+    for place, text in planned:
+        yield Contradiction(place, f"{text}: {lacking}")
 
 
 def _without_effect(config: ServerConfig) -> Iterator[Contradiction]:
     if config.poll_s != ServerConfig().poll_s and config.control is not ModelControlMode.POLL:
         yield Contradiction("poll_s", f"poll_s has no effect with control {config.control}: expected control poll")
+    if config.residency.on_miss is OnMiss.STOP and config.residency.prewarm is Prewarm.OFF:
+        yield Contradiction("residency.on_miss", "on_miss has no effect with prewarm off: expected jit or speculative")
     if config.source_cache is not None and not config.sources:
         yield Contradiction("source_cache", "source_cache has no effect without a repository by URL")
     if config.open_groups and is_loopback(config.host):

@@ -89,7 +89,8 @@ SERVER = Section(
         "late": "What happens to an admitted request that turns out late, for pipelines and models that do not say: "
         "`serve` answers it late, `evict` gives it up ([pipelines](../start/pipelines.md#late-requests)).",
         "percentile": "Which share of the admitted requests is to be in time, in percent, for pipelines and models "
-        "that do not say; above 50 and at most 100.",
+        "that do not say; above 50 and at most 100. With 100, batches run [strictly as they are planned]"
+        "(../design/places.md#a-place-that-is-kept).",
         "instances": "The rule by which models share partitions: a name, or a mapping with settings of it. See "
         "[below](#instances).",
         "client_key": "Name of the HTTP header or gRPC metadata key, in lower case, whose value tells clients apart, "

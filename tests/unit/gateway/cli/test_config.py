@@ -146,6 +146,9 @@ def test_a_mistyped_argument_is_answered_with_what_was_meant(
         ("{planner: infless, policy: aimd}", "planner"),
         ("{planner: esg, instances: balance}", "planner"),
         ("planner: {name: orion, seed: 3}", "planner.seed"),
+        ("{percentile: 100, policy: aimd}", "percentile"),
+        ("{percentile: 100, instances: srtf}", "percentile"),
+        ("residency: {on_miss: stop, prewarm: 'off'}", "residency.on_miss"),
         ("limits: {memory_mb: 1}", "limits.memory_mb"),
         ("limits: {input_arena_mb: 1}", "limits.input_arena_mb"),
         ("poll_s: 3", "poll_s"),
@@ -163,6 +166,9 @@ def test_settings_that_cannot_work_together_are_found(text: str, place: str) -> 
         "{planner: infless, policy: aimd, models: {m: {policy: deadline}}}",
         "{planner: esg, instances: balance, models: {m: {instances: locality}}}",
         "planner: {name: aquatope, seed: 3}",
+        "{percentile: 100, instances: balance, models: {m: {instances: locality}}}",
+        "{percentile: 99.9, instances: balance}",
+        "residency: {on_miss: stop, prewarm: speculative}",
     ],
 )
 def test_settings_that_work_together_are_no_contradiction(text: str) -> None:
