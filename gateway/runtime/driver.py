@@ -54,6 +54,7 @@ from sluice.gateway.runtime.plan_building import PlanBuilding, PlanFailure
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import PartitionError, RejectedError, RequestError, WorkerGone
+from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_S
 
 logger = logging.getLogger(__name__)
@@ -250,7 +251,7 @@ class Runtime:
         known = self._scheduler.pipelines.get(pipeline) if options.start_after_ns else None
         for stage in () if known is None else known.roots:
             if stage.model is not None and stage.model.config.instances is None:
-                expected = f"a model with an instance policy, and {stage.model.config.key} has none"
+                expected = f"a model with an instance policy, and {public_key(stage.model.config.key)} has none"
                 raise RequestError(f"parameter 'start_after_ms': expected {expected}")
 
     def _admitted(

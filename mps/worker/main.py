@@ -210,11 +210,20 @@ class Worker:
                 os.close(fds[0])
                 return
             self._claims[run.batch] = fds[0]
+        if len(self._queue) >= QUEUE_LIMIT:
+            self._drop_taken()
         if len(self._queue) < QUEUE_LIMIT:
             self._queue.append(run)
-        else:
-            self._takes(run.batch)
+        elif self._takes(run.batch):
             self._channel.send(BatchRefused(run.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches"))
+
+    def _drop_taken(self) -> None:
+        """Drop the waiting batches that were taken back: while a model sends responses, they would fill the queue."""
+        taken = {batch for batch, claim in self._claims.items() if is_taken(claim)}
+        for run in [each for each in self._queue if each.batch in taken]:
+            self._queue.remove(run)
+            self._cancelled.discard(run.batch)
+            self._takes(run.batch)
 
     def _cancel(self, batch: int) -> None:
         """Tell the model of a batch that its client has gone, now or once it starts; it may have ended."""
