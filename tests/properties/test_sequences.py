@@ -87,10 +87,10 @@ class SequenceMachine(DrainingMachine):
         if due_ns is not None and due_ns <= self.now_ns:
             decisions = self.scheduler.handle_wakeup(self.now_ns)
             self.journal.record(self.now_ns, None, decisions)
-            self.carry_out(decisions)
-            check_invariants(self.scheduler)
             due_ns = self.scheduler.next_wakeup_ns()
             assert due_ns is None or due_ns > self.now_ns
+            self.carry_out(decisions)  # which tells of batches that are taken back
+            check_invariants(self.scheduler)
 
     def advance_to(self, until_ns: int) -> None:
         while True:

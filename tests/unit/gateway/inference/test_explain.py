@@ -102,6 +102,7 @@ def test_what_is_known_of_a_request_can_be_got_later(served: InstantGateway) -> 
         "cause": "queue",
         "sentence": reply.json["sentence"],
         "trace_id": "",
+        "start_after_ms": 0.0,
     }
     reply = get(served, "/v2/sluice/requests/other")
     assert (reply.status, reply.json) == (
