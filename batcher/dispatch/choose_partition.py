@@ -123,7 +123,9 @@ class PartitionChooser:
         open_to = [number for number, host in enumerate(hosts) if host is not None]
         if head.late:
             prices = [group.price * model.estimates[group.kind].service_ns(1) for group in groups]
-            return self._batch_on(hosts[min(open_to, key=prices.__getitem__)], head, choice.rows, 0, now_ns)
+            cheapest = min(open_to, key=prices.__getitem__)
+            rows = min(choice.rows, model.estimates[groups[cheapest].kind].max_rows)
+            return self._batch_on(hosts[cheapest], head, rows, 0, now_ns)
         ends_ns = [
             wait_ns + model.estimates[group.kind].service_ns(1) + group.way_ns(model, 1)
             for group, wait_ns in zip(groups, waits_ns, strict=True)

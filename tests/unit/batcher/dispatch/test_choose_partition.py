@@ -5,6 +5,7 @@ The fast partition takes 1 ms for a row and costs 4 a second, the slow one 3 ms 
 
 import pytest
 
+from sluice.batcher.fleet.speed import ran_out_of_memory
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import (
     BuildPlan,
@@ -460,3 +461,18 @@ def test_with_a_plan_what_is_late_in_any_case_takes_the_cheapest_open_partition(
     # The second stage is there so late that neither partition is in time.
     late = step(scheduler, 4900 * US, completed(1, 0, 4900 * US))
     assert dispatch(2, [Member(1, 1, 1)], FULL, model="n:1", partition="slow0") in late
+
+
+def test_with_a_plan_what_is_late_runs_in_batches_that_the_cheapest_open_partition_can_run() -> None:
+    spec = spec_of([model("m:1", 2), model("n:1", 2)], [chain("m:1", "n:1", slo_ns=20 * MS)], partitions=(FAST, SLOW))
+    pairs = LatencyTable.from_ms({1: 1, 2: 1})
+    tables = {"fast": {"m:1": pairs, "n:1": pairs}, "slow": {"m:1": THREE, "n:1": THREE}}
+    rest = CostToGo((1150 * US, 3150 * US), (0.004, 0.003))
+    plan = Plan((pipeline_plan("chain:1", stage_plan("m:1", rest), stage_plan("n:1", CostToGo((0,), (0.0,)))),))
+    scheduler = planned(spec, tables, plan)
+    ran_out_of_memory(scheduler.dispatcher.models["n:1"], "slow", 2, 0)
+    first = step(scheduler, 0, arrival(1, 5 * MS, "chain:1"), arrival(2, 5 * MS, "chain:1"))
+    ended = [completed(each.batch, 0, 4900 * US) for each in first if isinstance(each, DispatchBatch)]
+    late = [each for each in step(scheduler, 4900 * US, *ended) if isinstance(each, DispatchBatch)]
+    assert {(each.partition, each.rows) for each in late} <= {("slow0", 1), ("fast0", 1), ("fast0", 2)}
+    assert ("slow0", 1) in {(each.partition, each.rows) for each in late}
