@@ -34,7 +34,9 @@ def test_a_wheel_holds_the_five_packages_under_one_name(wheel: Path) -> None:
 def test_an_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     sdist = build(ROOT, "sdist", tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "source", filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and later
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(tmp_path / "source")
     (source,) = (tmp_path / "source").iterdir()
     assert not (source / "tests").exists()
     assert contents(build(source, "wheel:standard", tmp_path / "wheel")) == contents(wheel)

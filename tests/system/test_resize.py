@@ -95,7 +95,7 @@ def test_what_cannot_be_had_is_refused_and_the_partition_serves_on(repository: P
         before = workers(server)
         status, refusal = resize(server, "cpu0", cores=list(CORES))
         reason = f"partition cpu0: core {CORES[1]} already belongs to partition cpu1"
-        assert (status, refusal) == (400, {"error": reason})
+        assert (status, refusal) == (409, {"error": reason})
         assert workers(server) == before
 
 
