@@ -200,8 +200,8 @@ class Instances:
                     break
                 self._carry_out(assignment.contender, assignment.partition, view, loads, now_ns)
             self._wake_for(pool, now_ns)
-        if self._ahead and (self.wake_ns is None or self._ahead[0][0] < self.wake_ns):
-            self.wake_ns = self._ahead[0][0]
+        if self._ahead:
+            self._wake_by(self._ahead[0][0])
 
     def _contenders(self, pool: _Pool, now_ns: int) -> list[Contender]:
         """The queues that compete, in the order in which their first entries came, or begin.
@@ -305,8 +305,12 @@ class Instances:
             for each in self._fleet.partitions.values()
             if each.batches and each.opening_ns > now_ns and each.name not in self._chosen
         ]
-        if times_ns and (self.wake_ns is None or min(times_ns) < self.wake_ns):
-            self.wake_ns = min(times_ns)
+        if times_ns:
+            self._wake_by(min(times_ns))
+
+    def _wake_by(self, at_ns: int) -> None:
+        if self.wake_ns is None or at_ns < self.wake_ns:
+            self.wake_ns = at_ns
 
     def _pool(self, model: ModelState) -> _Pool:
         config = model.config.instances

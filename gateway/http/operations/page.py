@@ -154,11 +154,13 @@ _PLANNED_STAGE = {
     "cost_per_1000_rows": 1.6e-6,
     "utilisation": 0.05,
     "arithmetic": None,
+    "rule": None,
 }
 _PLANS = {
     "in_force": True,
     "built_s": 1767225590.0,
     "planner": "exact",
+    "replan": "dispatch",
     "partitions": {"cpu1": 2},
     "residency": {},
     "latencies": [{"model": "prep:1", "kind": "cpu1", "ms_by_rows": {"1": 0.17, "2": 0.18}}],
