@@ -47,8 +47,6 @@ SLO_NS = {"single": 8 * MS, "cascade": 30 * MS, "ensemble": 30 * MS, "chain": 40
 OUTCOMES = {Outcome.COMPLETED, Outcome.REJECTED_DEADLINE, Outcome.REJECTED_COST, Outcome.EVICTED_DEADLINE}
 MOST_EVICTED = 0.05
 """The largest part of what is in time that is evicted, where requests of several rows and limited costs are mixed."""
-FEW = 5
-"""Evictions that chance may bring where few requests are in time: over ten runs one or two of a hundred are evicted."""
 RATES = {"single": 4_000, "cascade": 350, "ensemble": 200, "chain": 200}
 
 
@@ -173,25 +171,28 @@ def test_no_request_of_one_row_that_is_admitted_is_evicted(load: float, machine:
     assert found[Outcome.COMPLETED] > 0.5 * found.total()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("kind", EVICTING)
-def test_nearly_no_request_that_is_admitted_is_evicted(kind: str, machine: str, process: str, seed: int) -> None:
-    load = len(MACHINES[machine]) * (0.5, 1.5)[seed % 2]
-    arrivals = mixed(kind, process, load, 300.0, seed, S // 2)
-    run = simulate(spec(MACHINES[machine], EVICTING[kind], SERVING), arrivals, seed)
-    found = Counter(run.outcomes[request] for request, event in run.arrived.items() if event.pipeline == "evicting:1")
-    assert found.keys() <= OUTCOMES, dict(found)
-    assert found[Outcome.COMPLETED] > 0.2 * found.total()
-    assert found[Outcome.EVICTED_DEADLINE] <= max(MOST_EVICTED * found[Outcome.COMPLETED], FEW), dict(found)
-    for request, rejection in run.rejected.items():
-        if rejection.outcome is Outcome.REJECTED_COST:
-            reason = TOO_DEAR.fullmatch(rejection.reason)
-            assert reason is not None, rejection
-            assert float(reason[1]) >= float(reason[2]) == run.arrived[request].max_cost, rejection
-        else:
-            assert (rejection.retry_after_ns or 0) > 0, rejection  # the soonest end minus the deadline
+def test_nearly_no_request_that_is_admitted_is_evicted(kind: str, machine: str, process: str) -> None:
+    total = Counter[Outcome]()
+    for seed in (1, 2):
+        load = len(MACHINES[machine]) * (0.5, 1.5)[seed % 2]
+        arrivals = mixed(kind, process, load, 300.0, seed, S // 2)
+        run = simulate(spec(MACHINES[machine], EVICTING[kind], SERVING), arrivals, seed)
+        mine = (request for request, event in run.arrived.items() if event.pipeline == "evicting:1")
+        found = Counter(run.outcomes[request] for request in mine)
+        assert found.keys() <= OUTCOMES, dict(found)
+        assert found[Outcome.COMPLETED] > 0.2 * found.total()
+        total += found
+        for request, rejection in run.rejected.items():
+            if rejection.outcome is Outcome.REJECTED_COST:
+                reason = TOO_DEAR.fullmatch(rejection.reason)
+                assert reason is not None, rejection
+                assert float(reason[1]) >= float(reason[2]) == run.arrived[request].max_cost, rejection
+            else:
+                assert (rejection.retry_after_ns or 0) > 0, rejection  # the soonest end minus the deadline
+    assert total[Outcome.EVICTED_DEADLINE] <= max(MOST_EVICTED * total[Outcome.COMPLETED], 2), dict(total)
 
 
 @pytest.mark.parametrize("kind", EVICTING)
