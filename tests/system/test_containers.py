@@ -45,7 +45,7 @@ def contained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contained]:
             [*command, "--allow-upload", "--ready-file", str(ready)], stdout=output, stderr=subprocess.STDOUT
         )
         try:
-            until(lambda: ready.exists() or process.poll() is not None, 120)
+            until(lambda: ready.exists() or process.poll() is not None, 60)
             assert ready.exists(), log.read_text()
             ports = json.loads(ready.read_text())
             yield Contained(made, GatewayServer(process, ports["http_port"], ports["grpc_port"], log))
