@@ -88,7 +88,15 @@ def test_processes_share_the_queries_that_a_closed_loop_keeps_open() -> None:
     config = RunConfig(
         target="", model="m", scenario=ScenarioName.CONCURRENCY, concurrency=3, queries=60, warmup_s=0, procs=2
     )
-    with server(answer) as url:
+    all_open = asyncio.Event()
+
+    async def answer_once_all_are_open(number: int, writer: asyncio.StreamWriter) -> None:
+        if number >= 2:
+            all_open.set()
+        await all_open.wait()
+        writer.write(ANSWER)
+
+    with server(answer_once_all_are_open) as url:
         result = run(msgspec.structs.replace(config, target=url))
         with pytest.raises(ConfigError, match="--procs 4: each process needs a query to keep open; the scenario has 3"):
             run(msgspec.structs.replace(config, target=url, procs=4))

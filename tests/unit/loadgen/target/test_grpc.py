@@ -177,12 +177,12 @@ def test_a_request_tells_its_options_and_some_ask_for_the_times_of_stages() -> N
 
 
 def test_a_cancelled_call_ends_at_once_and_the_server_hears_of_it() -> None:
-    heard = threading.Event()
+    begun, heard = threading.Event(), threading.Event()
 
     def stall(request: Any, context: grpc.ServicerContext) -> Any:
         if request.model_name == "slow":
-            if not context.add_callback(heard.set):  # cancelled before this began
-                heard.set()
+            assert context.add_callback(heard.set)
+            begun.set()
             assert heard.wait(60)
         return echo(request, context)
 
@@ -192,6 +192,8 @@ def test_a_cancelled_call_ends_at_once_and_the_server_hears_of_it() -> None:
         target.issue(0, 0)
         target.issue(1, 1)
         await listener.wait(1)
+        # A server never begins a call that is cancelled before its message is read.
+        assert await asyncio.to_thread(begun.wait, 60)
         target.cancel(0)
         assert listener.ended[0].status is Status.CANCELLED
         target.cancel(0)
