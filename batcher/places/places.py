@@ -804,8 +804,8 @@ def _in_time_a_late(pipeline: PipelineState) -> int:
 
 
 def late_share(config: PipelineConfig) -> float:
-    """The share of the admitted requests that may be late; where none may be, that for which margins are kept."""
-    return 1 - config.percentile / 100 or LEAST_LATE
+    """The share of the admitted requests that may be late, at least that for which margins can be kept."""
+    return max(1 - config.percentile / 100, LEAST_LATE)
 
 
 def _vacated(batch: PlannedBatch, partition: PartitionState) -> PartitionState | None:

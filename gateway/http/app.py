@@ -23,7 +23,7 @@ from sluice.gateway.http.page_files import PageFiles
 from sluice.gateway.http.page_routes import page_router, root_router
 from sluice.gateway.http.partition_routes import partition_router, resize_router
 from sluice.gateway.http.pieces import PiecesResponse
-from sluice.gateway.http.routes import Version, router
+from sluice.gateway.http.routes import Version, known_query, router
 from sluice.gateway.http.settings_routes import settings_routers
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
@@ -108,7 +108,7 @@ def build_app(
         pieces, content_type = await metrics.scrape_as(request.headers.get("accept", ""))
         return PiecesResponse(pieces, {"content-type": content_type, "vary": "accept"})
 
-    @explanations.get("/v2/sluice/requests/{id:path}")
+    @explanations.get("/v2/sluice/requests/{id:path}", dependencies=[known_query()])
     async def request_explanation(id: str) -> Response:
         return Response(explanation_json(traces, id, control.clock()), media_type="application/json")
 

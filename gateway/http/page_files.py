@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sluice.gateway.overview.document import Question
+from sluice.gateway.protocol.query import check_query
 from sluice.models.errors import RequestError
 
 PAGE = Path(__file__).parents[1] / "page"
@@ -22,6 +23,8 @@ _SECURITY = {"x-content-type-options": "nosniff", "referrer-policy": "no-referre
 EVENT_TYPE = "text/event-stream; charset=utf-8"
 EVENT_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Headers of a stream: proxies that buffer would hold it back."""
+QUESTION = ("pipeline", "since", "bars_since")
+"""The parameters of a question for the document."""
 _TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -82,6 +85,7 @@ def wants_html(accept: str) -> bool:
 
 def read_question(query: Mapping[str, str], *, explains: bool) -> Question:
     """The question in a query string. Raises RequestError, which names the parameter."""
+    check_query(query, QUESTION)
     since, bars = query.get("since", ""), query.get("bars_since", "")
     try:
         since_s = float(since) if since else None

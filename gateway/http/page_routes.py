@@ -20,7 +20,7 @@ from sluice.gateway.http.page_files import (
     send_events,
     wants_html,
 )
-from sluice.gateway.http.routes import router
+from sluice.gateway.http.routes import known_query, router
 from sluice.gateway.overview.document import Question
 from sluice.gateway.overview.live import LiveOverview
 
@@ -86,7 +86,7 @@ def page_router(overview: LiveOverview, files: PageFiles, restrictions: Restrict
         overview.check_room()
         return DocumentEvents(overview.stream(question(request)), request)
 
-    @routes.get("/v2/sluice/plan")
+    @routes.get("/v2/sluice/plan", dependencies=[known_query("pipeline")])
     async def plan(pipeline: str = "") -> Response:
         return Response(await overview.plan(pipeline), media_type="application/json")
 

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import body_schema, json_body, router
+from sluice.gateway.http.routes import body_schema, json_body, known_query, router
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.scaling import Scaling
 from sluice.gateway.partitions.worker_memory import WorkerMemory
@@ -34,13 +34,13 @@ def partition_router(inventory: Inventory, scaling: Scaling, restrictions: Restr
     routes = router(ApiGroup.STATISTICS, restrictions)
     memory = WorkerMemory(inventory)
 
-    @routes.get("/v2/sluice/partitions")
+    @routes.get("/v2/sluice/partitions", dependencies=[known_query()])
     async def partitions() -> Response:
         await memory.refresh()
         body = msgspec.json.encode({"partitions": inventory.report(memory.used)})
         return Response(body, media_type="application/json")
 
-    @routes.get("/v2/sluice/scaling")
+    @routes.get("/v2/sluice/scaling", dependencies=[known_query()])
     async def classes() -> Response:
         return Response(msgspec.json.encode({"classes": scaling.report()}), media_type="application/json")
 
@@ -51,7 +51,7 @@ def resize_router(resizing: Resizing, restrictions: Restrictions) -> APIRouter:
     """Resizes a partition; the answer is sent when the partition serves on its new share."""
     routes = router(ApiGroup.PARTITIONS, restrictions)
 
-    @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=body_schema(_SHARE))
+    @routes.post("/v2/sluice/partitions/{name}/resize", dependencies=[known_query()], openapi_extra=body_schema(_SHARE))
     async def resize(name: str, request: Request) -> Response:
         partition = await resizing.resize(name, *_share(await json_body(request)))
         return Response(msgspec.json.encode(partition), media_type="application/json")

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from starlette.exceptions import HTTPException
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.protocol.query import check_query
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
 from sluice.models.errors import RequestError
 
@@ -27,6 +28,15 @@ def router(group: ApiGroup, restrictions: Restrictions) -> APIRouter:
             raise HTTPException(403, refusal)
 
     return APIRouter(tags=[group.value], dependencies=[Depends(check)] if restrictions else [])
+
+
+def known_query(*names: str) -> Any:
+    """A dependency of a route: other parameters in its query string than `names` are answered with 400."""
+
+    def check(request: Request) -> None:
+        check_query(request.query_params, names)
+
+    return Depends(check)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytearray:

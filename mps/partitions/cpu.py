@@ -66,6 +66,8 @@ def check_partitions(partitions: Sequence[Partition]) -> None:
         ours = isinstance(partition, CpuPartition)
         if ours and not partition.cores:
             raise PartitionError(f"partition {partition.name}: it has no cores")
+        if len(set(partition.cores)) < len(partition.cores):
+            raise PartitionError(f"partition {partition.name}: cores {list(partition.cores)}: expected each core once")
         for core in partition.cores:
             if core not in available:
                 raise PartitionError(

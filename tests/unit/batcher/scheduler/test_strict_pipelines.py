@@ -1,5 +1,7 @@
 """Pipelines none of whose admitted requests may be late run strictly as planned; batches of a row take 1 ms."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -48,6 +50,11 @@ def test_time_that_a_partition_is_idle_until_a_later_stage_is_ready_counts_in_st
     decisions = step(scheduler, 600 * US, arrival(2, 3100 * US, "c:1"))
     assert (decisions == []) is is_admitted
     assert all(isinstance(each, RejectRequest) and each.outcome is Outcome.REJECTED_DEADLINE for each in decisions)
+
+
+def test_a_percentile_just_below_100_keeps_finite_margins() -> None:
+    scheduler = chain_and_single(math.nextafter(100, 0))
+    assert run(step(scheduler, 0, arrival(1, 5 * MS, "chain:1"))) == [("cpu0", "a:1")]
 
 
 def test_what_is_planned_behind_a_later_stage_runs_behind_it() -> None:

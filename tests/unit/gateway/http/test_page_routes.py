@@ -173,6 +173,28 @@ def test_a_question_that_makes_no_sense_is_refused_with_what_was_expected(
         assert (found.status, found.json) == (400, {"error": error})
 
 
+@pytest.mark.parametrize(
+    ("question", "error"),
+    [
+        ("now?pipline=m", "pipline' is unknown; expected pipeline, since, bars_since; did you mean 'pipeline'?"),
+        ("now/events?x=1", "x' is unknown; expected pipeline, since, bars_since"),
+        ("plan?pipline=m", "pipline' is unknown; expected pipeline; did you mean 'pipeline'?"),
+        ("partitions?name=cpu0", "name' is unknown; expected no parameters"),
+        ("scaling?x", "x' is unknown; expected no parameters"),
+        ("requests/7?verbose=1", "verbose' is unknown; expected no parameters"),
+    ],
+)
+def test_an_unknown_parameter_of_a_route_of_ours_is_refused_with_those_that_it_has(
+    served: InstantGateway, question: str, error: str
+) -> None:
+    found = get(served, f"/v2/sluice/{question}")
+    assert (found.status, found.json) == (400, {"error": f"query parameter '{error}"})
+
+
+def test_v2_routes_leave_parameters_that_they_do_not_know_alone(served: InstantGateway) -> None:
+    assert get(served, "/v2/health/ready?verbose=1").status == 200
+
+
 def test_the_plan_of_an_unknown_pipeline_is_refused_and_that_of_a_known_one_says_why_there_is_none(
     served: InstantGateway,
 ) -> None:

@@ -84,7 +84,7 @@ def test_a_count_of_partitions_that_the_cores_cannot_carry_is_refused(count: int
         (CpuPartition("a", (1,)), "partition a: the name is used twice"),
         (CpuPartition("b", ()), "partition b: it has no cores"),
         (CpuPartition("b", (1, 0)), "partition b: core 0 already belongs to partition a"),
-        (CpuPartition("b", (1, 1)), "partition b: core 1 already belongs to partition b"),
+        (CpuPartition("b", (1, 1)), r"partition b: cores \[1, 1\]: expected each core once"),
         (CpuPartition("b", (3,)), r"partition b: core 3 is not available; expected some of \[0, 1, 2, 5, 6, 7\]"),
     ],
 )
@@ -123,6 +123,8 @@ def test_host_cores_of_gpu_partitions_may_be_anybodys_but_have_to_be_there() -> 
     check_partitions([CpuPartition("a", (0,)), MigPartition("b", "MIG-1", "1g", cores=(0, 1))])
     with pytest.raises(PartitionError, match="partition b: core 3 is not available"):
         check_partitions([MpsPartition("b", "GPU-1", 10, cores=(3,))])
+    with pytest.raises(PartitionError, match=r"partition b: cores \[0, 0\]: expected each core once"):
+        check_partitions([MpsPartition("b", "GPU-1", 10, cores=(0, 0))])
 
 
 def test_array_libraries_of_a_worker_have_one_thread() -> None:
