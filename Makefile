@@ -62,7 +62,7 @@ help:
 	@echo "make test-bounds  run tests of both servers with the lowest and the newest versions of bounded dependencies"
 	@echo "make conformance  replay what Triton's own tests ask of a server, print a table"
 	@echo "make bench        run the benchmarks"
-	@echo "make reference    write the generated pages of docs/reference"
+	@echo "make reference    write the generated pages of the documentation"
 	@echo "make pins         write the versions of all packages in images as pip resolves them now"
 	@echo "make screenshots  take the pictures of the page and of a report for the docs: seven minutes; needs Chromium"
 	@echo "make cluster      run tests of gateways over a Ray cluster on this machine, in an environment of its own"

@@ -1,1 +1,1 @@
-"""Writes the generated pages of docs/reference: `python -m scripts.reference`."""
+"""Writes the generated pages of the documentation: `python -m scripts.reference`."""
