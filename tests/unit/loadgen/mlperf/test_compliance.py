@@ -146,14 +146,16 @@ def test_a_file_that_is_no_detail_log_is_refused_by_its_line(text: str, message:
 
 def test_logs_of_loadgen_are_read_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mlperf_loadgen")
-    for name in ("reference", "test"):
-        run_loadgen("Server", "PerformanceOnly", tmp_path / name, RUNS["Server"])
-    found = read_scored_log(tmp_path / "test")
-    assert (found.scenario, found.target_latency_ns) == ("Server", 100_000_000)
-    assert found.score == pytest.approx(2000, rel=0.1)
-    code = main(
-        ["compliance", "TEST04", "--reference", str(tmp_path / "reference"), "--test-logs", str(tmp_path / "test")]
-    )
+    logs = [tmp_path / "first", tmp_path / "second"]
+    for folder in logs:
+        run_loadgen("Server", "PerformanceOnly", folder, RUNS["Server"])
+    found = {folder: read_scored_log(folder) for folder in logs}
+    assert {(each.scenario, each.target_latency_ns) for each in found.values()} == {("Server", 100_000_000)}
+    for folder, scored in found.items():
+        assert scored.score == pytest.approx(summary_score(folder / "mlperf_log_summary.txt")[1], abs=0.01)
+    # A machine that pauses makes one of them slower, and only the test may be that.
+    test, reference = sorted(logs, key=lambda folder: found[folder].score)
+    code = main(["compliance", "TEST04", "--reference", str(reference), "--test-logs", str(test)])
     assert code == 0
     assert capsys.readouterr().out.startswith("TEST04 PASSED: ")
 
