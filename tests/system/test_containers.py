@@ -6,6 +6,7 @@ import pwd
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,12 +33,19 @@ class Contained(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def contained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contained]:
-    repository, writable = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("volume")
+def folder() -> Iterator[Path]:
+    """A folder that every user may enter: each run of pytest that begins closes those of all runs to others."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def contained(folder: Path) -> Iterator[Contained]:
+    repository, writable = folder / "models", folder / "volume"
+    repository.mkdir()
+    writable.mkdir()
     build_repository(repository, wide=False)
-    for each in (repository, writable, *repository.parents):
-        if each.name.startswith("pytest"):  # which are the user's alone
-            each.chmod(0o755)
     ready, log = writable / "ready.json", writable / "server.log"
     with sandbox(writable, cores=0.5) as made, log.open("wb") as output:
         command = [*made.before, *SERVE, "--repository", str(repository), "--control", "explicit", "--load-model", "*"]
