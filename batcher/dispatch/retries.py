@@ -95,7 +95,10 @@ class Failures:
         if alive and batch.reforms and not batch.copied:
             self._dispatcher.wait_again(batch.queue_key, alive, now_ns)
         elif alive:
+            hard = [entry for entry in alive if entry.request.pipeline.evicts]
             self._dispatcher.retry(batch.queue_key, alive, now_ns)
+            for entry in hard:
+                self._dispatcher.timeouts.plan(entry, now_ns)
 
     def _fail_sequences(
         self, batch: Batch, alive: list[Entry], event: BatchFailed, now_ns: int, decisions: list[AnyDecision]

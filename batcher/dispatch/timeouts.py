@@ -62,9 +62,9 @@ class RequestTimeouts:
         heappush(planned, (at_ns, entry.sequence, entry.enqueued_ns, self._serial, entry, cause))
 
     def next_ns(self) -> int | None:
-        """When the first entry times out; drops timeouts of entries that were dispatched in time."""
+        """When the first entry times out; drops timeouts of entries that have left their queues in time."""
         planned = self.planned
-        while planned and planned[0][5] and not planned[0][4].queued:
+        while planned and not (planned[0][4].queued or (not planned[0][5] and _waits(planned[0][4]))):
             heappop(planned)
         return planned[0][0] if planned else None
 

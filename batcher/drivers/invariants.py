@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sluice.batcher.dispatch.copies import is_superseded, live_copies
+from sluice.batcher.dispatch.timeouts import TimeoutCause
 from sluice.batcher.fleet.partition_group import first_idle
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.queues.priority_queue import PriorityQueue
@@ -65,6 +66,7 @@ def _waits(scheduler: Scheduler, entry: Entry) -> bool:
 def _check_queues(scheduler: Scheduler) -> None:
     dispatcher = scheduler.dispatcher
     run_queues = dispatcher.wakeups.run_queues
+    watched = {id(entry) for *_, entry, cause in dispatcher.timeouts.planned if cause is TimeoutCause.LATE}
     for model in dispatcher.models.values():
         outstanding = 0
         for key, queue in dispatcher.fleet.queues.by_model[model.config.key].items():
@@ -80,6 +82,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
+            evicted = [entry for entry in live + retried if entry.request.pipeline.evicts]
+            assert all(id(entry) in watched for entry in evicted), "a waiting request has no timeout"
             if dispatcher.instances.is_ahead(queue):
                 continue
             outstanding += queue.rows + sum(entry.rows for entry in retried)

@@ -64,12 +64,11 @@ def test_a_request_is_evicted_as_soon_as_its_deadline_is_out_of_reach() -> None:
     assert scheduler.queue_depths() == {"m:1": 0}
 
 
-def test_a_running_request_is_not_evicted() -> None:
+def test_a_running_request_is_not_evicted_and_wakes_nobody_at_its_deadline() -> None:
     scheduler = serving(spec_of([model("m:1", 1)], [single("m:1", Late.EVICT)]), ONE)
-    step(scheduler, 0, arrival(1, 2 * MS))
-    due_ns = scheduler.next_wakeup_ns()
-    assert due_ns is not None
-    assert step(scheduler, due_ns) == []
+    assert step(scheduler, 0, arrival(1, 2 * MS)) == [dispatch(1, [1], FULL)]
+    assert scheduler.next_wakeup_ns() is None
+    assert step(scheduler, 850 * US + 1) == []
     assert step(scheduler, 5 * MS, completed(1, 0, 5 * MS)) == [CompleteRequest(1, Outcome.COMPLETED_LATE)]
 
 
