@@ -12,10 +12,12 @@ import msgspec
 from sluice.loadgen.cli.options import INVALID, MET, MISSED, report_file, write_report
 from sluice.loadgen.papers.experiment import Effort, GateVerdict, PaperExperiment, find_experiments
 from sluice.loadgen.papers.experiment_page import (
+    PAGE_TITLE,
     PlayedExperiment,
     experiment_text,
     experiments_json,
     experiments_page,
+    renewed_page,
 )
 from sluice.loadgen.papers.plot_svg import plot_svg
 from sluice.loadgen.papers.side_by_side import play_side_by_side
@@ -65,7 +67,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=report_file,
         metavar="FILE",
-        help="also write a page in Markdown, with the tables behind the findings",
+        help="also write a page in Markdown, with the tables behind the findings; one that is there keeps the "
+        "experiments that do not run",
     )
 
 
@@ -86,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{interruption}: {len(played)} of {len(chosen)} experiments have run")
     _keep_verdicts(played)
     write_report(options.json, experiments_json(played, effort, interrupted=interrupted))
-    write_report(options.out, experiments_page(played, effort, options.names, interrupted=interrupted).encode())
+    write_report(options.out, _page(options, played, effort, interrupted=interrupted).encode())
     for each in played if options.plot is not None else ():
         for plot in each.report.plots:
             write_file(Path(options.plot, f"{each.experiment.name}-{plot.name}.svg"), plot_svg(plot).encode())
@@ -110,6 +113,19 @@ def _check(options: argparse.Namespace) -> None:
         if not options.plot or (Path(options.plot).exists() and not Path(options.plot).is_dir()):
             raise ConfigError(f"--plot: expected a folder, got {options.plot or 'nothing'}")
         check_parent(Path(options.plot, "plot.svg"))
+        try:
+            Path(options.plot).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--plot: {options.plot} cannot be made: {error.strerror}") from error
+
+
+def _page(options: argparse.Namespace, played: list[PlayedExperiment], effort: Effort, *, interrupted: bool) -> str:
+    """The page of `--out`: a run of some experiments, or of as many as ended, leaves the others of it as they are."""
+    if options.out is not None and (interrupted or _ALL not in options.names) and Path(options.out).is_file():
+        before = Path(options.out).read_text(encoding="utf-8", errors="replace")
+        if before.startswith(PAGE_TITLE):
+            return renewed_page(before, played, effort, options.names, interrupted=interrupted)
+    return experiments_page(played, effort, options.names, interrupted=interrupted)
 
 
 def _play(chosen: list[PaperExperiment], effort: Effort) -> tuple[list[PlayedExperiment], str]:

@@ -42,6 +42,7 @@ class Plot(msgspec.Struct, frozen=True):
     """A figure: lines of points (x, y), each with its label, or bars in groups.
 
     With `groups` there are bars: x of a point is the index of its group. `name` names the file. At most eight lines.
+    `beside` is the paper's own figure of the same.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Plot(msgspec.Struct, frozen=True):
     log_x: bool = False
     log_y: bool = False
     groups: tuple[str, ...] = ()
+    beside: str = ""
 
 
 class ExperimentReport(msgspec.Struct, frozen=True):

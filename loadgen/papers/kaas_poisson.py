@@ -8,6 +8,7 @@ load of 5 and a run of 5 steps for ResNet-50, 10 and 20 for BERT. Only requests 
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
@@ -234,11 +235,13 @@ def _plots(runs: Mapping[InstanceRule, list[PoolRun]], by_count: Waits, by_load:
         )
         for model in (RESNET, BERT)
     )
+    bars, wait = partial(Plot, x_label="policy", groups=names), partial(Plot, y_label="mean wait, steps")
+    lines, load = (("cold starts", cold),), "load, share of the GPUs' time"
     return (
-        Plot("cold-starts", "Cold starts by policy", "policy", "cold starts", (("cold starts", cold),), groups=names),
-        Plot("waits", "Wait by policy", "policy", "mean wait, steps", waits, groups=names),
-        Plot("loads", f"Wait by load, {LOAD_GPUS} GPUs", "load", "mean wait, steps", _lines(by_load)),
-        Plot("gpus", "Wait by number of GPUs, 80 % load", "GPUs", "mean wait, steps", _lines(by_count), log_y=True),
+        bars("cold-starts", f"Cold starts, {GPUS} GPUs", y_label="cold starts", lines=lines, beside="Figure 6.4"),
+        bars("waits", f"Wait, {GPUS} GPUs", y_label="mean wait, steps", lines=waits, beside="Figure 6.5"),
+        wait("loads", f"Wait, {LOAD_GPUS} GPUs", load, lines=_lines(by_load), beside="Figure 6.6"),
+        wait("gpus", f"Wait, {LOAD:.0%} load", "GPUs", lines=_lines(by_count), log_y=True, beside="Figure 6.7"),
     )
 
 

@@ -86,6 +86,9 @@ class _Drawing:
                 yield f'<text x="{x:.1f}" y="{bottom + 18 + 14 * line}" text-anchor="middle">{escape(part)}</text>'
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
         yield f'<text x="{middle:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(self._plot.x_label)}</text>'
+        if self._plot.beside:
+            beside = f"beside {self._plot.beside}"
+            yield f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 8}" text-anchor="end">{escape(beside)}</text>'
         middle = (_TOP + bottom) / 2
         yield (
             f'<text transform="translate(18 {middle:.1f}) rotate(-90)" text-anchor="middle">'

@@ -13,13 +13,14 @@ from statistics import median
 
 import msgspec
 
+from sluice.loadgen.papers.engines.live_loads import time_loads
 from sluice.loadgen.papers.engines.live_shares import (
     GPU,
     ServerAnswer,
     SharedTimes,
     emulated_shares,
     resize,
-    share_cores,
+    share_core,
     time_jobs,
 )
 from sluice.loadgen.papers.engines.shared_device import BurstJob, ShareCap, run_jobs
@@ -147,9 +148,11 @@ def run(effort: Effort) -> ExperimentReport:
         "jobs on the GPU",
         "seconds",
         (
-            ("played", tuple((float(count), time_s) for count, time_s in found.items())),
-            ("by 1 / share", tuple((float(count), found[1] / share) for count, share in SHARES.items())),
+            ("played", tuple(enumerate(found.values()))),
+            ("by 1 / share", tuple((at, found[1] / share) for at, share in enumerate(SHARES.values()))),
         ),
+        groups=tuple(map(str, SHARES)),
+        beside="Figure 3",
     )
     return ExperimentReport(tuple(findings), ("\n".join(lines) + "\n",), (plot,))
 
@@ -215,20 +218,32 @@ def _emulated(effort: Effort) -> Iterator[ExperimentFinding]:
 
 
 def _cores() -> Iterator[ExperimentFinding]:
+    core = available_cores()[0]
     with tempfile.TemporaryDirectory() as folder:
-        times = share_cores(Path(folder), available_cores(), batches=200, loads=5)
+        times = share_core(Path(folder), core, batches=200)
     yield ExperimentFinding(
         "overhead of a partition of one core on a server, by the worker's time and by the client's",
         f"{times.in_worker.overhead:+.1%} and {times.at_client.overhead:+.1%}",
         "0.60 to 17.56 %",
     )
-    if times.same_s:
-        same_s, other_s = median(times.same_s), median(times.other_s)
-        yield ExperimentFinding(
-            "time to load a model for a second function from the same worker, against a second worker",
-            f"{same_s / other_s - 1:+.1%} ({same_s:.3f} s, {other_s:.3f} s)",
-            "-14 to -26 % (its file from the same sandbox, against a volume)",
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        loads = time_loads(Path(folder), core, rounds=9)
+    same_s, other_s, shared_s = map(median, (loads.same_s, loads.other_s, loads.shared_s))
+    yield ExperimentFinding(
+        "a second function loads a copy of the model: by the worker that has the model, against a second worker",
+        f"{loads.same:+.1%} ({same_s:.3f} s, {other_s:.3f} s)",
+        "-14 to -26 %",
+        verdict=GateVerdict.SHOWN if -0.26 <= loads.same <= -0.14 else GateVerdict.DIFFERS,
+        why=""
+        if -0.26 <= loads.same <= -0.14
+        else "the paper compares a sandbox's own files with a volume, from "
+        "which VGG19 is loaded into the GPU again in both cases; here both workers read the same file system",
+    )
+    yield ExperimentFinding(
+        "a second function uses the model that its worker has, against that load by a second worker",
+        f"{loads.shared:+.1%} ({shared_s:.3f} s)",
+        why="one worker has the weights of a model once, whichever functions use it: nothing is loaded",
+    )
 
 
 def _listed(found: dict[int, SharedTimes]) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sluice.loadgen.cli.main import main
-from sluice.loadgen.papers.engines import live_shares
+from sluice.loadgen.papers.engines import live_loads, live_shares
 from sluice.mps.partitions.cpu import available_cores
 
 
@@ -29,12 +29,17 @@ def test_a_server_whose_accelerator_is_emulated_refuses_a_share_that_another_has
     assert refusal.endswith(": 120 % are requested (50 % for share1, 70 % for share0), 100 % are free")
 
 
-def test_cores_and_loads_are_measured_on_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_measured_on_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_shares, "CHANNELS", (8, 8))  # a small network
-    cores = available_cores()
-    times = live_shares.share_cores(tmp_path, cores, batches=2, loads=1)
+    times = live_shares.share_core(tmp_path, available_cores()[0], batches=2)
     for worker_s, client_s in zip(times.in_worker.shared_s, times.at_client.shared_s, strict=True):
         assert 0 < worker_s < client_s, "the client's time has the way to the worker"
     assert times.in_worker.bare_s == times.at_client.bare_s
-    assert len(times.same_s) == len(times.other_s) == (len(cores) > 1)
-    assert all(time_s > 0 for time_s in (*times.in_worker.bare_s, *times.same_s, *times.other_s))
+    assert all(time_s > 0 for time_s in times.in_worker.bare_s)
+
+
+def test_loads_are_measured_on_two_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_loads, "CHANNELS", (8, 8))
+    times = live_loads.time_loads(tmp_path, available_cores()[0], rounds=2)
+    assert [len(each) for each in (times.shared_s, times.same_s, times.other_s)] == [2, 2, 2]
+    assert all(time_s > 0 for time_s in (*times.shared_s, *times.same_s, *times.other_s))

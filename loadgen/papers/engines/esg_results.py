@@ -1,6 +1,7 @@
 """Results of planners by cell of the experiment `esg`, as tables and as plots."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 import msgspec
@@ -122,24 +123,45 @@ def cell_plots(results: Results, cells: Sequence[EsgCell], searched: Mapping[flo
     limits = tuple((float(at), objective_ns(each, relaxed) / NS_PER_MS) for at, each in enumerate(applications))
     searches = tuple((float(at), search_us(cell)) for at, cell in enumerate(cells))
     search = tuple((limit_ms, 100 * each.hits) for limit_ms, each in searched.items())
+    by_cell = partial(Plot, x_label="cell", groups=names)
     return (
-        Plot("hits", "Requests in time", "cell", "%", bars(lambda each: 100 * each.hits), groups=names),
-        Plot(
+        by_cell(
+            "hits",
+            "Requests in time",
+            y_label="in time, %",
+            lines=bars(lambda each: 100 * each.hits),
+            beside="the paper's hit rates by setting",
+        ),
+        by_cell(
             "cost",
-            f"Cost of a thousand requests in time, where {LEAST_HITS:.0%} or more are",
-            "cell",
-            "$",
-            bars(lambda each: each.cost, LEAST_HITS),
-            groups=names,
+            f"Cost of requests in time, where {LEAST_HITS:.0%} or more are",
+            y_label="$ a thousand requests",
+            lines=bars(lambda each: each.cost, LEAST_HITS),
+            beside="the paper's cost by setting",
         ),
         Plot(
             "latency",
-            "95th percentile of the latency, relaxed-heavy",
+            "Latency by application, relaxed-heavy",
             "application",
-            "ms",
+            "95th percentile, ms",
             (*latencies, ("objective", limits)),
             groups=applications,
+            beside="the paper's latency by application",
         ),
-        Plot("planning", "Search of three stages by ESG", "cell", "µs", (("esg", searches),), groups=names),
-        Plot("orion-search", "Requests in time by the search of Orion", "ms", "%", (("orion", search),), log_x=True),
+        by_cell(
+            "planning",
+            "Search of three stages by ESG",
+            y_label="time of a search, µs",
+            lines=(("time of a search, µs", searches),),
+            beside="the paper's overhead of scheduling",
+        ),
+        Plot(
+            "orion-search",
+            "Requests in time by the search of Orion, strict-light",
+            "time of a search, ms",
+            "in time, %",
+            (("in time, %", search),),
+            log_x=True,
+            beside="the paper's search time of Orion",
+        ),
     )

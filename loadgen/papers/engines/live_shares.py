@@ -24,7 +24,6 @@ from sluice.loadgen.papers.engines.image_models import SIDE, save_classifier
 from sluice.loadgen.papers.engines.live_server import live_server
 from sluice.models.backends import onnxruntime, timed
 from sluice.models.backends.base import Backend
-from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
@@ -33,12 +32,7 @@ SHARE_MIB = 2048
 """Memory of a share, as in the paper's Table 3."""
 CHANNELS = (16, 64, 256, 1024, 2048)
 """The network that runs on cores: some milliseconds, and 94 MB of weights."""
-_MODEL, _FUNCTION = "model", "function"
-_PIPELINE = f"""stages:
-  run: {{model: {_MODEL}, inputs: {{x: request.x}}}}
-outputs:
-  y: {{from: [run.y]}}
-"""
+_MODEL = "model"
 _TIMEOUT_S = 120.0
 
 
@@ -55,15 +49,10 @@ class SharedTimes(msgspec.Struct, frozen=True):
 
 
 class CoreTimes(msgspec.Struct, frozen=True):
-    """Batches on a set of cores, as the worker and as the client see them, and loads of a model, by round in seconds.
-
-    `same_s` are those of another function of it from the worker that has it, and `other_s` those by a second worker.
-    """
+    """Batches on a core, as the worker and as the client see them."""
 
     in_worker: SharedTimes
     at_client: SharedTimes
-    same_s: tuple[float, ...]
-    other_s: tuple[float, ...]
 
 
 class ServerAnswer(msgspec.Struct, frozen=True):
@@ -124,22 +113,24 @@ def time_jobs(url: str, folder: Path, jobs: int, batches: int, rounds: int) -> S
 
 def resize(url: str, partition: str, size: Mapping[str, object]) -> ServerAnswer:
     """Ask for another size of a partition."""
-    return _post(url, f"/v2/sluice/partitions/{partition}/resize", size)
+    return post(url, f"/v2/sluice/partitions/{partition}/resize", size)
 
 
-def share_cores(folder: Path, cores: Sequence[int], batches: int, loads: int) -> CoreTimes:
-    """Batches of one image on one core, in a worker that is pinned to it and in this process, in turns.
+def post(url: str, path: str, body: Mapping[str, object]) -> ServerAnswer:
+    """Send an object as JSON to a path of the server."""
+    return _send(url, "POST", path, json.dumps(body))
 
-    This process may run on all `cores`. Then, in turns, a second function of the model is loaded where that worker has
-    the model, and a second worker, on the next core, loads the model; not so on a machine with one core.
+
+def share_core(folder: Path, core: int, batches: int) -> CoreTimes:
+    """Batches of one image, in a worker that is pinned to `core` and in this process, in turns.
+
+    This process may run on any core.
     """
     file = folder / "repository" / _MODEL / "1" / "model.onnx"
     save_classifier(file, 0, CHANNELS)
-    (folder / "repository" / _FUNCTION).mkdir()
-    (folder / "repository" / _FUNCTION / "pipeline.yaml").write_text(_PIPELINE)
     images = np.random.default_rng(0).standard_normal((1, 3, SIDE, SIDE), np.float32)
     bare = onnxruntime.load(str(file), 1)
-    config = {"control": "explicit", "load_models": [_MODEL], "partitions": [{"name": "cpu0", "cores": [cores[0]]}]}
+    config = {"partitions": [{"name": "cpu0", "cores": [core]}]}
     in_worker_s: list[float] = []
     with live_server(folder, config) as url, closing(V2Connection(url, as_json=False)) as connection:
 
@@ -150,10 +141,7 @@ def share_cores(folder: Path, cores: Sequence[int], batches: int, loads: int) ->
             return took_s
 
         times = _in_turns(batches, lambda: _run_s(bare, images, 1), shared_s)
-        in_worker = SharedTimes(times.bare_s, tuple(in_worker_s[-batches:]))
-        turns = range(loads if len(cores) > 1 else 0)
-        loaded = [(_load_s(url), _move_s(url, cores[(number + 1) % len(cores)])) for number in turns]
-    return CoreTimes(in_worker, times, tuple(same for same, _ in loaded), tuple(other for _, other in loaded))
+    return CoreTimes(SharedTimes(times.bare_s, tuple(in_worker_s[-batches:])), times)
 
 
 def _in_turns(rounds: int, bare: Callable[[], float], shared: Callable[[], float]) -> SharedTimes:
@@ -185,36 +173,11 @@ def _computed_s(url: str) -> float:
     return float(statistics["compute_infer"]["ns"]) / NS_PER_S
 
 
-def _load_s(url: str) -> float:
-    """The time until a second function of the model can be asked; it is unloaded again."""
-    began_s = time.monotonic()
-    _succeed(_post(url, f"/v2/repository/models/{_FUNCTION}/load", {}))
-    took_s = time.monotonic() - began_s
-    _succeed(_post(url, f"/v2/repository/models/{_FUNCTION}/unload", {}))
-    return took_s
-
-
-def _move_s(url: str, core: int) -> float:
-    """The time until a second worker, on another core, has loaded the model and taken over."""
-    began_s = time.monotonic()
-    _succeed(resize(url, "cpu0", {"cores": [core]}))
-    return time.monotonic() - began_s
-
-
-def _succeed(answer: ServerAnswer) -> None:
-    if answer.status != 200:
-        raise ServingError(f"the server answered {answer.status}: {answer.body:.200}")
-
-
 def _save_timed(file: Path, batch_s: float) -> None:
     file.parent.mkdir(parents=True)
     tensors = {"datatype": "FP32", "shape": [1]}
     model = {"inputs": [{"name": "x", **tensors}], "outputs": [{"name": "y", **tensors}], "max_batch_size": 1}
     file.write_text(json.dumps({**model, "latency_ms": {1: batch_s * 1000}}))
-
-
-def _post(url: str, path: str, body: Mapping[str, object]) -> ServerAnswer:
-    return _send(url, "POST", path, json.dumps(body))
 
 
 def _send(url: str, method: str, path: str, body: str | None = None) -> ServerAnswer:

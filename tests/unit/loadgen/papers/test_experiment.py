@@ -107,6 +107,28 @@ def test_an_interrupted_run_writes_what_it_has_and_says_so(tmp_path: Path, capsy
     assert "The run was interrupted" in page.read_text()
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_page_keeps_the_experiments_that_do_not_run_again(tmp_path: Path, *, is_interrupted: bool) -> None:
+    page = tmp_path / "page.md"
+    assert main(["paper", "run", "shares", "answers", "--procs", "1", "--seeds", "1", "--out", str(page)]) == 0
+    head, shares, answers = page.read_text().split("\n## ")
+    again = ["shares", "answers"] if is_interrupted else ["shares"]
+    seeds, status, end = ("99", 4, ", which was interrupted") if is_interrupted else ("3", 0, "")
+    assert main(["paper", "run", *again, "--procs", "1", "--seeds", seeds, "--out", str(page)]) == status
+    note = f"Played again by `loadgen paper run {' '.join(again)} --seeds {seeds}`{end}.\n"
+    after_head, after_shares, after_answers = page.read_text().split("\n## ")
+    assert (after_head, after_answers) == (head, answers)
+    assert after_shares.replace(f"{note}\n", "") == shares != after_shares
+
+
+def test_a_file_that_is_no_page_of_experiments_is_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_bytes(b"## shares: \xff\n")
+    assert main(["paper", "run", "answers", "--seeds", "1", "--out", str(page)]) == 0
+    assert page.read_text().startswith("# Experiments of papers")
+    assert "shares" not in page.read_text()
+
+
 def test_experiments_side_by_side_print_and_write_what_they_do_one_by_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +184,7 @@ def test_an_interrupt_ends_the_processes_of_experiments() -> None:
         (["answers", "--procs", "0"], "--procs: expected 1 to 64, got 0"),
         (["answers", "--plot", __file__], f"--plot: expected a folder, got {__file__}"),
         (["answers", "--plot", f"{__file__}/plots"], f"cannot be written: {__file__} is not a folder"),
+        (["answers", "--plot", "/proc/plots"], "--plot: /proc/plots cannot be made: No such file or directory"),
         (["answers", "--plot", ""], "--plot: expected a folder, got nothing"),
         (["answers", "--json", "a", "--out", "./a"], "--out: expected another file than that of --json, got ./a"),
         (["all", "nothing"], "got 'nothing'"),

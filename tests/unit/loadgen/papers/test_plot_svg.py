@@ -61,3 +61,9 @@ def test_a_legend_that_would_only_repeat_the_label_of_the_axis_is_left_out() -> 
 def test_few_points_and_negative_ones_are_drawn_as_well(points: tuple[tuple[float, float], ...]) -> None:
     root = drawing(Plot("d", "D", "x", "y", (("one", points),)))
     assert len(list(root.iter(f"{SVG}circle"))) == len(points)
+
+
+def test_the_figure_of_the_paper_stands_under_the_plot() -> None:
+    for beside, texts in (("Figure 6.4", ["beside Figure 6.4"]), ("", [])):
+        root = drawing(Plot("e", "E", "x", "y", (("y", ((0.0, 1.0),)),), beside=beside))
+        assert [each.text for each in root.iter(f"{SVG}text") if (each.text or "").startswith("beside")] == texts

@@ -1,5 +1,6 @@
 import pytest
 
+from sluice.loadgen.papers.engines.live_loads import LoadTimes
 from sluice.loadgen.papers.engines.live_shares import SharedTimes
 from sluice.loadgen.papers.engines.shared_device import ShareCap
 from sluice.loadgen.papers.shared_gpu import ISOLATED_GB, TABLE_2, fits_card, others_s, times_s
@@ -26,3 +27,8 @@ def test_the_card_has_the_shares_of_table_4_and_none_more() -> None:
 
 def test_the_overhead_is_the_median_of_the_rounds() -> None:
     assert SharedTimes((2.0, 1.0, 1.0), (3.0, 1.1, 1.2)).overhead == pytest.approx(0.2)
+
+
+def test_loads_are_compared_by_their_medians_with_those_of_a_second_worker() -> None:
+    times = LoadTimes(shared_s=(0.1, 0.1, 9.0), same_s=(0.8, 0.8, 0.1), other_s=(1.0, 1.0, 5.0))
+    assert (times.shared, times.same) == pytest.approx((-0.9, -0.2))
