@@ -142,7 +142,7 @@ def _ways(form: str, passes: list[PassTimes], alone_ms: Mapping[str, float]) -> 
         saved_ms = (median(chained) - median(whole)) / (asked - 1)
         least = alone_ms[name] / median(chained)
         why = (
-            f"a request that is saved takes {saved_ms:.1f} ms, of {median(chained):.1f} ms for all of an image; no request "
+            f"a request that is saved takes {saved_ms:.1f} ms, of {median(chained):.1f} ms for all of an image; none "
             f"takes less than its models alone: {alone_ms[name]:.1f} ms, {least:.3f} of that"
         )
         quantity = f"mean latency of the {name} as one request, by that of one for each model, {form}"
