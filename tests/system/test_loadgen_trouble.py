@@ -17,7 +17,7 @@ from sluice.loadgen.cli.main import main
 from tests.support.loadgen.v2_server import ANSWER, BUSY, METADATA, Reply, answer, server
 
 # The objective is so long that a client on a busy machine, which has the server in its process, is not late for it.
-RUN = ["run", "--model", "m", "--rate", "250", "--queries", "500", "--warmup", "0", "--slo-ms", "20000"]
+RUN = ["run", "--model", "m", "--rate", "250", "--queries", "500", "--warmup", "0", "--slo-ms", "60000"]
 
 
 class Outcome:
@@ -289,7 +289,7 @@ def test_a_target_that_dies_in_a_search_ends_it_with_the_probes_so_far(
             writer.write(ANSWER)
 
     with server(die, lambda: None if dead else METADATA) as target:
-        search = ["find-max", "--target", target, "--model", "m", "--start", "300", "--slo-ms", "20000"]
+        search = ["find-max", "--target", target, "--model", "m", "--start", "300", "--slo-ms", "60000"]
         code = main([*search, "--duration", "3", "--min-duration", "0", "--warmup", "0", "--json", str(report)])
     assert code == 1
     assert "unreadable model metadata" in capsys.readouterr().err

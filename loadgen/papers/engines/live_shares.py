@@ -55,6 +55,13 @@ class CoreTimes(msgspec.Struct, frozen=True):
     at_client: SharedTimes
 
 
+class ComputedTime(msgspec.Struct, frozen=True):
+    """The number of a model's requests that ran, and for how long all of them together."""
+
+    requests: int
+    seconds: float
+
+
 class ServerAnswer(msgspec.Struct, frozen=True):
     """An answer of the server: its HTTP status and its body, in JSON."""
 
@@ -123,6 +130,13 @@ def post(url: str, path: str, body: Mapping[str, object]) -> ServerAnswer:
     return _send(url, "POST", path, json.dumps(body))
 
 
+def computed(url: str, model: str) -> ComputedTime:
+    """The time for which a model has run in workers."""
+    answer = _send(url, "GET", f"/v2/models/{model}/stats")
+    found = json.loads(answer.body)["model_stats"][0]["inference_stats"]["compute_infer"]
+    return ComputedTime(found["count"], found["ns"] / NS_PER_S)
+
+
 def share_core(folder: Path, core: int, batches: int) -> CoreTimes:
     """Batches of one image, in a worker that is pinned to `core` and in this process, in turns.
 
@@ -137,9 +151,9 @@ def share_core(folder: Path, core: int, batches: int) -> CoreTimes:
     with live_server(folder, config) as url, closing(V2Connection(url, as_json=False)) as connection:
 
         def shared_s() -> float:
-            before_s = _computed_s(url)
+            before_s = computed(url, _MODEL).seconds
             took_s = _ask_s(connection, images, 1)
-            in_worker_s.append(_computed_s(url) - before_s)
+            in_worker_s.append(computed(url, _MODEL).seconds - before_s)
             return took_s
 
         times = _in_turns(batches, lambda: _run_s(bare, images, 1), shared_s)
@@ -166,13 +180,6 @@ def _ask_s(connection: V2Connection, rows: Tensor, batches: int) -> float:
     for _ in range(batches):
         connection.ask(_MODEL, rows)
     return (time.monotonic() - began_s) / batches
-
-
-def _computed_s(url: str) -> float:
-    """The time for which the model has run in workers."""
-    answer = _send(url, "GET", f"/v2/models/{_MODEL}/stats")
-    statistics = json.loads(answer.body)["model_stats"][0]["inference_stats"]
-    return float(statistics["compute_infer"]["ns"]) / NS_PER_S
 
 
 def _save_timed(file: Path, batch_s: float) -> None:

@@ -8,7 +8,7 @@ from tests.properties.test_scheduler_machine import SchedulerMachine
 from tests.support.scheduling.builders import MS, S
 from tests.support.scheduling.machine_world import KINDS, PIPELINES
 
-ROUNDS = 8
+ROUNDS = 9
 STEPS = 60
 
 
