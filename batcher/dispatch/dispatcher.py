@@ -464,7 +464,10 @@ class Dispatcher:
         if self._sharing.accounts:
             self._sharing.ended(batch, now_ns)
         if run_queue.waiting and partition.ready:
-            self.wakeups.wake_run_queue(run_queue, now_ns)
+            if self._sharing.accounts:  # others may be within their shares again
+                self.wakeups.wake_run_queue(run_queue, now_ns)
+            else:
+                self.wakeups.wake_when_open(group, now_ns)
         elif run_queue.idle_wakeup_ns is not None:
             self.wakeups.wake_run_queue(run_queue, run_queue.idle_wakeup_ns)
 

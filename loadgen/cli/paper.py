@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
     interrupted = bool(interruption)
     if interrupted:
         print(f"{interruption}: {len(played)} of {len(chosen)} experiments have run")
-    _keep_verdicts(played)
+    _keep_verdicts(played, effort)
     write_report(options.json, experiments_json(played, effort, interrupted=interrupted))
     write_report(options.out, _page(options, played, effort, interrupted=interrupted).encode())
     for each in played if options.plot is not None else ():
@@ -171,9 +171,10 @@ def _last_verdicts() -> dict[str, str]:
         return {}
 
 
-def _keep_verdicts(played: list[PlayedExperiment]) -> None:
+def _keep_verdicts(played: list[PlayedExperiment], effort: Effort) -> None:
     """Keep the verdicts for `list`; a home that cannot be written is no reason to fail."""
-    verdicts = _last_verdicts() | {each.experiment.name: str(each.report.verdict) for each in played}
+    quick = " (quick)" if effort.quick else ""
+    verdicts = _last_verdicts() | {each.experiment.name: f"{each.report.verdict}{quick}" for each in played}
     file = _verdicts_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -169,7 +169,7 @@ def _saturated_findings(measured_ns: int) -> tuple[list[ExperimentFinding], Plot
         for name, run in runs.items()
         if name != "none"
     )
-    return findings, Plot("batch-sizes", "Rows of the batches of a busy partition", "seconds", "rows", lines)
+    return findings, Plot("batch-sizes", "Rows of the batches of a busy partition", "time, s", "rows of a batch", lines)
 
 
 def _paced_findings(measured_ns: int, seeds: range) -> list[ExperimentFinding]:

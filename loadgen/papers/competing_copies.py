@@ -235,7 +235,9 @@ def _plot(copies: dict[int, CompetingRun], hedged: dict[int, CompetingRun]) -> P
     lines = [("at once", [copies[count] for count in sorted(copies)])]
     lines.append(("after a percentile", [hedged[percentile] for percentile in sorted(hedged, reverse=True)]))
     points = [(name, tuple((run.batches, run.percentile_ms(99)) for run in runs)) for name, runs in lines]
-    return Plot("p99-by-load", "99th percentile by what runs for a request", "batches a request", "ms", tuple(points))
+    return Plot(
+        "p99-by-load", "99th percentile by what runs for a request", "batches a request", "latency, ms", tuple(points)
+    )
 
 
 EXPERIMENT = PaperExperiment(

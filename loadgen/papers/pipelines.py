@@ -176,6 +176,7 @@ def _plot(rates: Mapping[int, Mapping[int, float]]) -> Plot:
             for clients, each in rates.items()
         ),
         log_x=True,
+        beside="Figure 3.3",
     )
 
 

@@ -80,29 +80,31 @@ def timed_file(folder: Path) -> Path:
 
 
 @contextmanager
+def emulated_gpu(folder: Path) -> Iterator[Callable[[str, int], dict[str, object]]]:
+    """Emulate the accelerator until the block ends; gives the settings of a share by its name and its percent."""
+    pipes = folder / "pipes"
+    pipes.mkdir()
+
+    def share(name: str, percent: int) -> dict[str, object]:
+        settings = {"kind": "mps", "name": name, "uuid": GPU, "pipes": str(pipes)}
+        return {**settings, "share_percent": percent, "memory_mb": SHARE_MIB}
+
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(pipes / "control"))
+        daemon.listen()
+        yield share
+
+
+@contextmanager
 def emulated_shares(folder: Path, percents: Sequence[int], batch_s: float) -> Iterator[str]:
     """Serve shares of the emulated accelerator, on which a batch takes `batch_s`, until the block ends; gives the URL.
 
     Raises `ConfigError` for more than all of the accelerator.
     """
     _save_timed(timed_file(folder), batch_s)
-    pipes = folder / "pipes"
-    pipes.mkdir()
-    shares = [
-        {
-            "kind": "mps",
-            "name": f"share{number}",
-            "uuid": GPU,
-            "share_percent": percent,
-            "memory_mb": SHARE_MIB,
-            "pipes": str(pipes),
-        }
-        for number, percent in enumerate(percents)
-    ]
-    with socket.socket(socket.AF_UNIX) as daemon:
-        daemon.bind(str(pipes / "control"))
-        daemon.listen()
-        with live_server(folder, {"partitions": shares}) as url:
+    with emulated_gpu(folder) as share:
+        partitions = [share(f"share{number}", percent) for number, percent in enumerate(percents)]
+        with live_server(folder, {"partitions": partitions}) as url:
             yield url
 
 

@@ -90,10 +90,12 @@ def test_a_missed_gate_is_printed_with_its_cause(capsys: pytest.CaptureFixture[s
 
 def test_the_list_tells_the_last_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
     main(["paper", "run", "answers"])
+    main(["paper", "run", "shares", "--quick"])
     capsys.readouterr()
     assert main(["paper", "list"]) == 0
     lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "missed" in lines["answers"]
+    assert "  missed  " in lines["answers"]
+    assert "  met (quick)  " in lines["shares"]
     assert "not run" in lines["xanadu"]
     assert "Adams 1979" in lines["answers"]
 
