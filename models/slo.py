@@ -8,6 +8,9 @@ from sluice.models.units import ms_to_ns
 MAX_SLO_MS = 86_400_000.0
 """Longer objectives are cut to this one (a day), so that every deadline fits the 64 bits of the journal."""
 
+MAX_START_AFTER_MS = 60_000.0
+"""The most milliseconds by which a request may be sent ahead of its time: it takes memory until then."""
+
 
 def deadline_ns(
     arrived_ns: int,

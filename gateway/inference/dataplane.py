@@ -26,7 +26,7 @@ from sluice.gateway.tensors.responses import ModelResponse
 from sluice.models.errors import RequestError, ServingError, UnsupportedRequest
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.sequence_batching import SequenceStep
-from sluice.models.slo import deadline_ns
+from sluice.models.slo import MAX_START_AFTER_MS, deadline_ns
 from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
 EXTENSIONS = (
@@ -60,8 +60,6 @@ _SERVER_PARAMETERS = _RESERVED_PARAMETERS | {
     "sequence_start",
     "sequence_end",
 }
-MAX_START_AFTER_MS = 60_000.0
-"""The most milliseconds by which a request may be sent ahead of its time: it takes memory until then."""
 PARAMETER_BYTES = 64 << 10
 """The most parameters of a request that go on to its model: they travel in messages, not with the tensors."""
 _RESERVED_PREFIX = "triton_"

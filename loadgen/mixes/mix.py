@@ -15,7 +15,9 @@ class MixStream(msgspec.Struct, frozen=True, kw_only=True):
     """The queries of a run that go to one model or pipeline in one way.
 
     `share` is its part of the run's queries, relative to the other streams. `slo_ms` is the objective, and `priority`
-    the level, that every query sends to the server.
+    the level, that every query sends to the server, as it does the least accuracy of its models, `min_accuracy` (0:
+    any), and the most that it may cost (None: whatever it takes). It may begin `start_after_ms` after it was sent, from
+    when its objective counts.
     """
 
     name: str
@@ -25,6 +27,9 @@ class MixStream(msgspec.Struct, frozen=True, kw_only=True):
     samples: SampleSource = SampleSource()
     rows: int = 1
     priority: int = 0
+    min_accuracy: float = 0.0
+    max_cost: float | None = None
+    start_after_ms: float = 0.0
 
 
 class Mix(msgspec.Struct, frozen=True):

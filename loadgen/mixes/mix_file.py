@@ -9,6 +9,7 @@ from sluice.loadgen.mixes.mix import Mix, MixStream, with_zipf_shares
 from sluice.loadgen.records.samples import RANDOM, SampleSource
 from sluice.models.conversion import convert
 from sluice.models.errors import ConfigError
+from sluice.models.slo import MAX_START_AFTER_MS
 from sluice.models.yaml_file import load_yaml
 
 
@@ -35,6 +36,9 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     samples: SampleSettings | None = None
     rows: int = 1
     priority: int = 0
+    min_accuracy: float = 0.0
+    max_cost: float | None = None
+    start_after_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.pipeline):
@@ -47,6 +51,13 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ValueError(f"rows: expected at least 1, got {self.rows}")
         if not 0 <= self.priority < 1 << 31:
             raise ValueError(f"priority: expected a whole number of at least 0, got {self.priority}")
+        if not 0 <= self.min_accuracy <= 1:
+            raise ValueError(f"min_accuracy: expected a number from 0 to 1, got {self.min_accuracy:g}")
+        if self.max_cost is not None and not 0 <= self.max_cost < math.inf:
+            raise ValueError(f"max_cost: expected a finite number of at least 0, got {self.max_cost:g}")
+        if not 0 <= self.start_after_ms <= MAX_START_AFTER_MS:
+            expected = f"a number of milliseconds from 0 to {MAX_START_AFTER_MS:g}"
+            raise ValueError(f"start_after_ms: expected {expected}, got {self.start_after_ms:g}")
 
     def stream(self, folder: Path) -> MixStream:
         """The stream; the file of its samples is in `folder`."""
@@ -63,6 +74,9 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             samples=source,
             rows=self.rows,
             priority=self.priority,
+            min_accuracy=self.min_accuracy,
+            max_cost=self.max_cost,
+            start_after_ms=self.start_after_ms,
         )
 
 

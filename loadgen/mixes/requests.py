@@ -45,7 +45,7 @@ class RequestTable:
         ends = np.cumsum(self.sizes * len(self._objectives_ms))
         self._starts: Numbers = ends - self.sizes * len(self._objectives_ms)
         self._slo_ns = np.array(
-            [[objective_ns(slo_ms or stream.slo_ms) for slo_ms in self._objectives_ms] for stream in streams], np.int64
+            [[_objective_ns(stream, slo_ms) for slo_ms in self._objectives_ms] for stream in streams], np.int64
         )
         self._count = int(ends[-1])
 
@@ -99,7 +99,15 @@ class RequestTable:
                     f"most {MAX_PREPARED_BYTES >> 30} GiB: fewer samples, or no --deadline-spread"
                 )
             slo_ms = self._objectives_ms[level] or settings.slo_ms
-            found[number] = TargetRequest(settings.model, tensors, slo_ms, settings.priority)
+            found[number] = TargetRequest(
+                settings.model,
+                tensors,
+                slo_ms,
+                settings.priority,
+                settings.min_accuracy,
+                settings.max_cost,
+                settings.start_after_ms,
+            )
         return found
 
     def expected(self, requests: Numbers) -> Numbers | None:
@@ -116,6 +124,12 @@ class RequestTable:
                 own = stream == number
                 found[own, :size] = padded.reshape(-1, size)[sample[own]]
         return found
+
+
+def _objective_ns(stream: MixStream, slo_ms: float | None) -> int:
+    """The objective of a query from when it is due: it counts from when the query may begin."""
+    objective_ms = slo_ms or stream.slo_ms
+    return objective_ns(None if objective_ms is None else objective_ms + stream.start_after_ms)
 
 
 def assign(

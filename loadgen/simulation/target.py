@@ -37,7 +37,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.planner import planner_settings
-from sluice.batcher.settings.spec_builder import build_spec, check_competition, pipeline_key
+from sluice.batcher.settings.spec_builder import build_spec, check_competition, check_strictness, pipeline_key
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
@@ -60,8 +60,9 @@ from sluice.loadgen.traffic.schedule import Schedule
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.memory import output_memory
-from sluice.models.pipelines.pipeline import Pipeline, batch_key
+from sluice.models.pipelines.pipeline import REQUEST, Pipeline, batch_key
 from sluice.models.slo import deadline_ns
+from sluice.models.spec import public_key
 from sluice.models.tensors.spec import TensorSpec
 from sluice.models.units import NS_PER_S, ms_to_ns
 from sluice.mps.partitions.partition import CpuPartition
@@ -69,8 +70,6 @@ from sluice.mps.partitions.partition import CpuPartition
 SIMULATED = "sim:"
 # Module constants, because looking up a member of an enum is slow (see `sluice.batcher.scheduler.scheduler`).
 OK, SHED, ERROR, CANCELLED = Status.OK, Status.SHED, Status.ERROR, Status.CANCELLED
-
-_Prepared = tuple[str, int, int, str, int, int]
 
 
 class Replay(NamedTuple):
@@ -117,6 +116,7 @@ class SimulatedTarget:
             planner=planner_settings(self._file.planner).config(),
         )
         check_competition(self._spec.pipelines, self._spec.partitions)
+        check_strictness(self._file.strict_pipelines(served.values()), self._spec)
         self._models = {spec.key: spec for spec in specs}
         by_kind = {
             f"cpu{cores}": {key: latency_table(self._file, entry, cores) for key, entry in repository.models.items()}
@@ -177,11 +177,16 @@ class SimulatedTarget:
         give_up = None if schedule.cancel_ns is None else schedule.cancel_ns.tolist()
 
         def arrival(sample: int, query: int, leaves_ns: int) -> RequestArrived:
-            key, rows, budget_ns, shapes, memory_bytes, priority = prepared[sample]
+            each = prepared[sample]
             if give_up is not None and (after_ns := give_up[query % len(give_up)]) >= 0:
                 # At the instant of the arrival it would come before it.
                 simulator.at(leaves_ns + self._host.send_ns + max(1, after_ns), RequestCancelled(query))
-            return RequestArrived(query, key, rows, leaves_ns + budget_ns, shapes, memory_bytes, priority=priority)
+            return msgspec.structs.replace(
+                each,
+                request=query,
+                deadline_ns=leaves_ns + each.deadline_ns,
+                not_before_ns=each.not_before_ns and leaves_ns + each.not_before_ns,
+            )
 
         arrivals = PacedArrivals(record, pacing, arrival)
         jitter = AnswerJitter(self._file.ways_us, seed, len(record))
@@ -208,12 +213,15 @@ class SimulatedTarget:
         _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
         return Replay(record, observer.server_report(), arrivals.stopped)
 
-    def _arrival(self, request: TargetRequest) -> _Prepared:
-        """The key of the pipeline, and a request's rows, time until its deadline, batch key, memory and priority."""
+    def _arrival(self, request: TargetRequest) -> RequestArrived:
+        """The arrival of a request that leaves the client at time 0; raises `ConfigError` where a server refuses it."""
         pipeline = self._served[request.model]
+        self._check(request, pipeline)
         budget_ns = deadline_ns(0, request.slo_ms, pipeline.slo_ms, None, self._file.default_slo_ms)
         # A live server sets the deadline when it has read the request.
-        budget_ns += self._host.send_ns + self._host.receive_ns - ms_to_ns(self._file.network_ms)
+        read_ns = self._host.send_ns + self._host.receive_ns
+        start_after_ns = ms_to_ns(request.start_after_ms)
+        budget_ns += read_ns + start_after_ns - ms_to_ns(self._file.network_ms)
         shapes = {
             name: array.shape[1:] if pipeline.batchable else array.shape for name, array in request.tensors.items()
         }
@@ -222,7 +230,35 @@ class SimulatedTarget:
         input_bytes = sum(len(wire_bytes(array)) for array in request.tensors.values())
         memory = output_memory(pipeline, self._models)
         memory_bytes = input_bytes + memory.output_bytes(rows, input_bytes)
-        return pipeline_key(pipeline), rows, budget_ns, variable, memory_bytes, request.priority
+        return RequestArrived(
+            0,
+            pipeline_key(pipeline),
+            rows,
+            budget_ns,
+            variable,
+            memory_bytes,
+            request.max_cost,
+            request.priority,
+            min_accuracy=request.min_accuracy,
+            not_before_ns=read_ns + start_after_ns if start_after_ns else 0,
+        )
+
+    def _check(self, request: TargetRequest, pipeline: Pipeline) -> None:
+        """Raise ConfigError for an accuracy that no model has, or one sent ahead to models that begin at once."""
+        families = [stage for stage in pipeline.stages if stage.accuracies]
+        best = min((stage.accuracies[0] for stage in families), default=0.0)
+        if request.min_accuracy > best:
+            most = f"at most {best:g}, the best of {pipeline.name}" if families else f"none for {pipeline.name}"
+            raise ConfigError(f"min_accuracy: expected {most}, got {request.min_accuracy:g}")
+        if not request.start_after_ms:
+            return
+        models = {model.key: model for model in self._spec.models}
+        for stage in pipeline.stages:
+            is_first = stage.when is None and all(source.stage == REQUEST for source in stage.inputs.values())
+            if is_first and stage.model is not None and models[stage.model].instances is None:
+                raise ConfigError(
+                    f"start_after_ms: expected a model with an instance policy, and {public_key(stage.model)} has none"
+                )
 
 
 def _pipeline_of(schedule: Schedule, places: Mapping[int, int]) -> Callable[[int], int]:

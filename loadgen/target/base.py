@@ -25,12 +25,32 @@ class TargetRequest(NamedTuple):
     """A request that queries send: tensors for a model or pipeline, and its options.
 
     `slo_ms` is the objective that is sent to the server, and `priority` the level of the request (0: the usual one).
+    Its models have an accuracy of `min_accuracy` at least (0: any), it costs at most `max_cost` (None: any), and it
+    begins `start_after_ms` after it came at the earliest.
     """
 
     model: str
     tensors: Tensors
     slo_ms: float | None = None
     priority: int = 0
+    min_accuracy: float = 0.0
+    max_cost: float | None = None
+    start_after_ms: float = 0.0
+
+    def parameters(self) -> dict[str, float | int]:
+        """The parameters of the request, by their names in the protocol, without those that have no effect."""
+        found: dict[str, float | int] = {}
+        if self.slo_ms is not None:
+            found["slo_ms"] = float(self.slo_ms)
+        if self.priority:
+            found["priority"] = self.priority
+        if self.min_accuracy:
+            found["min_accuracy"] = float(self.min_accuracy)
+        if self.max_cost is not None:
+            found["max_cost"] = float(self.max_cost)
+        if self.start_after_ms:
+            found["start_after_ms"] = float(self.start_after_ms)
+        return found
 
 
 class QueryListener(Protocol):

@@ -244,10 +244,11 @@ def _with_head(message: bytes) -> bytes:
 
 def _encode(request: TargetRequest) -> bytes:
     message = service_pb2.ModelInferRequest(model_name=request.model)
-    if request.slo_ms is not None:
-        message.parameters["slo_ms"].double_param = request.slo_ms
-    if request.priority:
-        message.parameters["priority"].uint64_param = request.priority
+    for name, value in request.parameters().items():
+        if isinstance(value, int):
+            message.parameters[name].uint64_param = value
+        else:
+            message.parameters[name].double_param = value
     for name, array in request.tensors.items():
         message.inputs.add(name=name, datatype=datatype_of(array.dtype).value, shape=array.shape)
         message.raw_input_contents.append(wire_bytes(array))

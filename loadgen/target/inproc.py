@@ -95,7 +95,7 @@ class InProcessTarget:
         server = self._server
         try:
             self._requests = {
-                key: server.prepare(request.model, request.tensors, _parameters(request))
+                key: server.prepare(request.model, request.tensors, request.parameters())
                 for key, request in requests.items()
             }
         except ServingError:
@@ -175,11 +175,6 @@ class InProcessTarget:
 
 _ABSENT = object()
 _METHODS = ("start", "metadata", "prepare", "submit", "cancel", "stop")
-
-
-def _parameters(request: TargetRequest) -> dict[str, float | int]:
-    parameters: dict[str, float | int] = {} if request.slo_ms is None else {"slo_ms": request.slo_ms}
-    return parameters | {"priority": request.priority} if request.priority else parameters
 
 
 def _import_factory(url: str) -> Callable[[], object]:

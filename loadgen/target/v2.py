@@ -92,11 +92,6 @@ def model_path(model: str) -> str:
 def encode_request(host: str, request: TargetRequest, headers: Iterable[tuple[str, str]] = ()) -> EncodedRequest:
     """Encode a complete HTTP/1.1 inference request with binary outputs, and with further `headers`."""
     contents = [wire_bytes(array) for array in request.tensors.values()]
-    parameters: dict[str, bool | float] = {"binary_data_output": True}
-    if request.slo_ms is not None:
-        parameters["slo_ms"] = request.slo_ms
-    if request.priority:
-        parameters["priority"] = request.priority
     header = {
         "inputs": [
             {
@@ -107,7 +102,7 @@ def encode_request(host: str, request: TargetRequest, headers: Iterable[tuple[st
             }
             for (name, array), content in zip(request.tensors.items(), contents, strict=True)
         ],
-        "parameters": parameters,
+        "parameters": {"binary_data_output": True, **request.parameters()},
     }
     json = msgspec.json.encode(header)
     body = b"".join([json, *contents])

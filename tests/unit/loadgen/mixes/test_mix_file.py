@@ -13,6 +13,9 @@ streams:
     slo_ms: 2s
     rows: 8
     priority: 2
+    min_accuracy: 0.9
+    max_cost: 0.001
+    start_after_ms: 2s
     samples: {file: data/digits.npz, inputs: {x: images}, labels: digits, subset: test}
 """
 
@@ -29,6 +32,8 @@ def test_a_mix_is_read(tmp_path: Path) -> None:
     assert (first.name, first.model, first.share, first.slo_ms, first.rows) == ("digits-cascade",) * 2 + (3, 50, 1)
     assert (second.name, second.model, second.share, second.slo_ms) == ("batch", "digits-wide", 1, 2000)
     assert (second.rows, second.priority) == (8, 2)
+    assert (second.min_accuracy, second.max_cost, second.start_after_ms) == (0.9, 0.001, 2000)
+    assert (first.min_accuracy, first.max_cost, first.start_after_ms) == (0, None, 0)
     assert first.samples.file == "random"
     assert second.samples.file == str(tmp_path / "data" / "digits.npz")
     assert (second.samples.inputs, second.samples.labels, second.samples.subset) == ({"x": "images"}, "digits", "test")
@@ -52,6 +57,15 @@ def test_shares_may_fall_with_the_rank(tmp_path: Path) -> None:
         ("streams:\n  - {model: a, rows: 0}\n", r"mix\.yaml:2: .*rows: expected at least 1, got 0"),
         ("streams:\n  - {model: a, slo_ms: -5}\n", r"mix\.yaml:2: .*slo_ms: expected a positive number, got -5"),
         ("streams:\n  - {model: a, priority: -1}\n", r"mix\.yaml:2: .*priority: expected a whole number of at least 0"),
+        ("streams:\n  - {model: a, min_accuracy: 98}\n", r"mix\.yaml:2: .*min_accuracy: expected a number from 0 to 1"),
+        (
+            "streams:\n  - {model: a, max_cost: -1}\n",
+            r"mix\.yaml:2: .*max_cost: expected a finite number of at least 0",
+        ),
+        (
+            "streams:\n  - {model: a, start_after_ms: 61s}\n",
+            r"mix\.yaml:2: .*start_after_ms: expected a number of milliseconds from 0 to 60000, got 61000",
+        ),
         ("streams:\n  - {model: a, pipeline: b}\n", r"mix\.yaml:2: .*expected either model or pipeline"),
         ("streams:\n  - {share: 2}\n", r"mix\.yaml:2: .*expected either model or pipeline"),
         ("streams:\n  - {model: a, slo_ms: soon}\n", r"mix\.yaml:2: .*slo_ms: .*expected a number of milliseconds"),

@@ -76,6 +76,16 @@ def test_streams_come_by_their_shares_each_with_its_own_samples() -> None:
     assert table.slo_ns(np.array([0, 12])).tolist() == [50 * MS, -1]
 
 
+def test_a_query_carries_the_options_of_its_stream_and_its_objective_counts_from_its_start() -> None:
+    ahead = MixStream(name="a", model="a", slo_ms=50, min_accuracy=0.9, max_cost=0.5, start_after_ms=20)
+    table, _ = assigned(plain(), [ahead], [samples(10)])
+    options = {"slo_ms": 50, "min_accuracy": 0.9, "max_cost": 0.5, "start_after_ms": 20}
+    assert [each.parameters() for each in table.requests(np.array([0, 1])).values()] == [options] * 2
+    assert table.slo_ns(np.array([0, 1])).tolist() == [70 * MS] * 2
+    unbounded = MixStream(name="a", model="a", start_after_ms=20)
+    assert assigned(plain(), [unbounded], [samples(10)])[0].slo_ns(np.array([0])).tolist() == [-1]
+
+
 def test_the_same_seed_gives_the_same_mix_and_another_one_another() -> None:
     streams, contents = [stream("a"), stream("b")], [samples(10), samples(5)]
     digests = [assigned(plain(), streams, contents, seed=seed)[1].digest for seed in (1, 1, 2)]

@@ -363,6 +363,37 @@ def test_a_stream_with_a_priority_waits_less(tmp_path: Path) -> None:
     assert waited_ns[result.record.stream == 0].mean() < waited_ns[result.record.stream == 1].mean() / 2
 
 
+def test_a_stream_that_is_sent_ahead_begins_later_and_is_in_time(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path, instances="balance")
+    mix = mix_of(MixStream(name="ahead", model="small", slo_ms=500, start_after_ms=40))
+    record = run(config(target, "", rate=10, queries=200, mix=mix)).record
+    assert (record.status == Status.OK).all()
+    assert set(record.slo_ns.tolist()) == {540_000_000}
+    assert ((record.done_ns - record.due_ns) > 40_000_000).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_accuracy": 0.5}, r"^min_accuracy: expected none for small, got 0\.5$"),
+        ({"start_after_ms": 5.0}, "^start_after_ms: expected a model with an instance policy, and small:1 has none$"),
+    ],
+)
+def test_a_simulation_refuses_the_options_that_a_server_refuses(
+    tmp_path: Path, options: dict[str, float], message: str
+) -> None:
+    stream = msgspec.structs.replace(MixStream(name="s", model="small"), **options)
+    with pytest.raises(ConfigError, match=message):
+        run(config(write_simulation(tmp_path), "", rate=10, queries=5, mix=mix_of(stream)))
+
+
+def test_a_stream_that_may_cost_too_little_is_turned_away(tmp_path: Path) -> None:
+    mix = mix_of(MixStream(name="free", model="small", max_cost=0), MixStream(name="any", model="small"))
+    record = run(config(write_simulation(tmp_path), "", rate=10, queries=200, mix=mix)).record
+    assert set(record.status[record.stream == 0].tolist()) == {Status.SHED}
+    assert set(record.status[record.stream == 1].tolist()) == {Status.OK}
+
+
 @pytest.mark.parametrize(("host", "after_ms"), [({}, 9.5), ({"send_us": 300, "deliver_us": 300}, 10.3)])
 def test_a_query_that_is_given_up_ends_for_the_client_at_that_time(
     tmp_path: Path, host: dict[str, float], after_ms: float

@@ -158,21 +158,24 @@ def test_refusals_for_lack_of_room_are_no_errors() -> None:
 
 
 def test_a_request_tells_its_options_and_some_ask_for_the_times_of_stages() -> None:
-    seen: list[tuple[float, int, dict[str, str]]] = []
+    seen: list[tuple[float, int, float, dict[str, str]]] = []
 
     def note(request: Any, context: grpc.ServicerContext) -> Any:
         sent = {name: str(value) for name, value in context.invocation_metadata()}
-        seen.append((request.parameters["slo_ms"].double_param, request.parameters["priority"].uint64_param, sent))
+        told = request.parameters
+        ahead_ms = told["start_after_ms"].double_param
+        seen.append((told["slo_ms"].double_param, told["priority"].uint64_param, ahead_ms, sent))
         if "x-sluice-explain" in sent:
             context.set_trailing_metadata((("x-sluice-stages", "first;batch=1"),))
         return echo(request, context)
 
+    asked = {0: TargetRequest("m", {"x": ROW}, 50.0, 2, start_after_ms=20)}
     settings = {"headers": [("Key", "secret")], "explain_every": 4}
     with server(note) as url:
-        _, listener = asyncio.run(answers(url, {0: TargetRequest("m", {"x": ROW}, 50.0, 2)}, 8, **settings))
+        _, listener = asyncio.run(answers(url, asked, 8, **settings))
     assert [listener.ended[query].stages for query in range(8)] == ["first;batch=1", "", "", ""] * 2
-    assert [(slo_ms, priority) for slo_ms, priority, _ in seen] == [(50.0, 2)] * 8
-    for _, _, sent in seen:
+    assert [told for *told, _ in seen] == [[50.0, 2, 20.0]] * 8
+    for *_, sent in seen:
         assert (sent["key"], sent["triton-grpc-protocol-key"]) == ("secret", "secret")
 
 

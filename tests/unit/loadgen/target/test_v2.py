@@ -11,7 +11,7 @@ from sluice.models.tensors.spec import DataType, TensorSpec
 
 def test_a_request_is_one_complete_http_message() -> None:
     tensors = {"x": np.array([[1.0, 2.0]], np.float32), "name": np.array([b"ab"], "S2")}
-    encoded = encode_request("host:8000", TargetRequest("m", tensors, slo_ms=50.0, priority=2))
+    encoded = encode_request("host:8000", TargetRequest("m", tensors, slo_ms=50.0, priority=2, max_cost=0.0))
     head, _, body = encoded.content.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     headers = dict(line.split(": ") for line in lines[1:])
@@ -24,7 +24,7 @@ def test_a_request_is_one_complete_http_message() -> None:
             {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
             {"name": "name", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
         ],
-        "parameters": {"binary_data_output": True, "slo_ms": 50.0, "priority": 2},
+        "parameters": {"binary_data_output": True, "slo_ms": 50.0, "priority": 2, "max_cost": 0.0},
     }
     assert body[length:] == b"\x00\x00\x80?\x00\x00\x00@" + b"\x02\x00\x00\x00ab"
     assert encoded.explained() == head + b"\r\nx-sluice-explain: 1\r\n\r\n" + body
