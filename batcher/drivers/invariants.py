@@ -211,11 +211,25 @@ def _check_places(scheduler: Scheduler) -> None:
         assert batch.members == len(rows) > 0, f"a planned batch counts {batch.members} places, has {len(rows)}"
         assert abs(batch.rows - sum(rows)) < 1e-6, "the rows of a planned batch do not add up"
     _check_links(scheduler, planned)
+    _check_hosts(scheduler, planned)
     for request in scheduler.requests.values():
         for entry in request.entries:
             assert entry.batch is None or not request.places or request.places[entry.stage] is None, (
                 "it runs and has a place"
             )
+
+
+def _check_hosts(scheduler: Scheduler, planned: Sequence[PlannedBatch]) -> None:
+    """No batch is planned for a partition without its model where another one, which is up, holds that."""
+    for batch in planned:
+        key, host = batch.model.config.key, batch.partition
+        if key not in host.models and key not in scheduler.served.residency.loading(host.name):
+            able = [
+                each.name
+                for each in scheduler.dispatcher.fleet.partitions.values()
+                if each.ready and not each.overdue and key in each.models
+            ]
+            assert not able, f"a batch of {key} is planned for {host.name}, although {able[0]} holds it"
 
 
 def _check_links(scheduler: Scheduler, planned: Sequence[PlannedBatch]) -> None:

@@ -141,6 +141,16 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             completed.append(msgspec.structs.replace(pipeline, late=late, percentile=percentile, slo_ms=slo_ms))
         return completed
 
+    def strict_pipelines(self, pipelines: Iterable[Pipeline]) -> dict[str, str]:
+        """By key, where a pipeline or model has a `percentile` of its own that is 100."""
+        places = {}
+        for pipeline in pipelines:
+            if pipeline.percentile == 100:
+                places[pipeline.key] = f"pipeline {public_key(pipeline.key)}: percentile"
+            elif pipeline.percentile is None and self.models.get(pipeline.name, ModelSettings()).percentile == 100:
+                places[pipeline.key] = f"models.{pipeline.name}.percentile"
+        return places
+
     def policies(self, specs: Iterable[ModelSpec]) -> dict[str, PolicyConfig]:
         """The policies that are not `policy`, by model key: from `models`, else from the model's own configuration.
 

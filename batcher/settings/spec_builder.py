@@ -16,8 +16,9 @@ from sluice.batcher.interface.config import (
     WhenConfig,
 )
 from sluice.batcher.interface.instance_config import InstanceConfig
-from sluice.batcher.interface.planner_config import PlannerConfig
+from sluice.batcher.interface.planner_config import PlannerConfig, Replan, ServedPlanner
 from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.policies.registry import select_policy
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Compete, Late, OnLate, Pipeline, Stage
 from sluice.models.sequence_batching import ControlKind
@@ -103,6 +104,30 @@ def check_competition(pipelines: Iterable[PipelineConfig], partitions: Sequence[
                         f"{public_key(key)}; "
                         f"expected at least {stage.compete.copies}, one for each copy"
                     )
+
+
+def check_strictness(places: Mapping[str, str], spec: SchedulerSpec) -> None:
+    """Raise ConfigError for a pipeline that is to run strictly as planned (`places`, by key, says where) and cannot.
+
+    That takes models with a policy by deadlines and no instance policy, and a planner that leaves dispatch free.
+    """
+    models = {model.key: model for model in spec.models}
+    fixes = spec.planner.name != ServedPlanner.EXACT or spec.planner.replan is Replan.ONCE
+    for pipeline in spec.pipelines:
+        if pipeline.name not in places:
+            continue
+        lacking = "planner exact with replan dispatch" if fixes else ""
+        for stage in pipeline.stages:
+            for key in stage.variants or filter(None, (stage.model,)):
+                if not select_policy(models[key].policy, spec.limits).by_deadline:
+                    lacking = f"policy deadline for model {public_key(key)}"
+                elif models[key].instances is not None:
+                    lacking = f"instances locality for model {public_key(key)}"
+        if lacking:
+            raise ConfigError(
+                f"{places[pipeline.name]}: expected a percentile below 100, or {lacking}, got 100, with which batches "
+                "run strictly as planned"
+            )
 
 
 def _sequences(spec: ModelSpec) -> SequenceConfig | None:

@@ -9,7 +9,7 @@ from sluice.batcher.interface.decisions import AcceptChange, RejectChange
 from sluice.batcher.interface.events import ServingChanged
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.settings.spec_builder import build_spec, check_competition
+from sluice.batcher.settings.spec_builder import build_spec, check_competition, check_strictness
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.placement_notes import note_added, started_on_demand
@@ -187,6 +187,8 @@ class Rollout:
             memory_of={key: model_memory(new[key], entries) for key, entries in stored.items()},
             confidences_of={model.key: model.confidences for model in self._scheduler.spec.models},
             uses_cache=config.cache_bytes > 0,
+            planner=self._scheduler.spec.planner,
         )
+        check_strictness(config.strict_pipelines(pipelines), spec)
         check_competition(spec.pipelines, self._scheduler.spec.partitions)
         return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})

@@ -18,7 +18,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.initial_residency import InitialResidency, initial_residency
 from sluice.batcher.settings.planner import planner_settings
-from sluice.batcher.settings.spec_builder import build_spec, check_competition
+from sluice.batcher.settings.spec_builder import build_spec, check_competition, check_strictness
 from sluice.gateway.config.configured_partitions import (
     configured_partitions,
     partition_config,
@@ -654,6 +654,7 @@ def _scheduler_spec(
     scaling = ScalingConfig(tuple(_scaled_classes(config).values()))
     spec = config.residency.apply(spec, known)
     check_competition(spec.pipelines, spec.partitions)
+    check_strictness(config.strict_pipelines(pipelines), spec)
     return msgspec.structs.replace(spec, resizing=config.balance, scaling=scaling)
 
 

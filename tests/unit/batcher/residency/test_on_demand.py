@@ -2,6 +2,7 @@
 
 import msgspec
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AcceptChange,
@@ -335,6 +336,18 @@ def test_what_waits_for_a_model_that_cannot_be_loaded_fails_with_the_reason() ->
     assert reason(step(scheduler, 2 * MS, arrival(2, S, "b")))[0] is Outcome.REJECTED_UNAVAILABLE
     # A second later it is tried again.
     assert step(scheduler, 2 * S, arrival(3, 3 * S, "b")) == [LoadModel("cpu0", "b")]
+
+
+def test_places_on_a_partition_whose_load_failed_move_to_the_one_that_holds_the_model() -> None:
+    scheduler = up(demanded("a", "b", partitions=("cpu0", "cpu1")), cpu0="", cpu1="a")
+    assert step(scheduler, 0, *(arrival(each, S, "b") for each in (1, 2, 3))) == [LoadModel("cpu0", "b")]
+    first, second = scheduler.dispatcher.fleet.partitions.values()
+    assert (len(first.planned), first.planned_ns) == (3, 3 * MS)
+    assert step(scheduler, MS, ModelLoadFailed("cpu0", "b", "it is broken")) == [LoadModel("cpu1", "b")]
+    step(scheduler, 20 * MS, ModelLoaded("cpu1", "b", ONE))
+    assert (first.planned, first.planned_ns) == ([], 0)
+    assert (len(second.planned), second.planned_ns) == (2, 2 * MS)
+    check_invariants(scheduler)
 
 
 def test_what_a_lost_partition_was_to_load_another_one_loads() -> None:

@@ -13,12 +13,14 @@ from sluice.batcher.interface.config import (
     StageConfig,
     WhenConfig,
 )
+from sluice.batcher.interface.instance_config import InstanceRule
+from sluice.batcher.interface.planner_config import PlannerConfig, Replan, ServedPlanner
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.scheduling import ModelSettings, ServingSettings
-from sluice.batcher.settings.spec_builder import build_spec, check_competition, pipeline_key
+from sluice.batcher.settings.spec_builder import build_spec, check_competition, check_strictness, pipeline_key
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Combiner, Compete, Confidence, Late, Pipeline, Stage, TensorSource, When
@@ -283,3 +285,41 @@ def test_a_stage_competes_on_no_more_partitions_than_may_hold_its_model() -> Non
     for partitions in ([CPU0], [CPU0, fixed]):
         with pytest.raises(ConfigError, match=message):
             check_competition(spec.pipelines, partitions)
+
+
+def strict(settings: ServingSettings, percentile: float | None = 100, planner: PlannerConfig | None = None) -> None:
+    """Check a pipeline of the model `small` and another one."""
+    first, other = single_model(SMALL), single_model(LARGE)
+    pipelines = [msgspec.structs.replace(first, percentile=percentile), other]
+    spec = build_spec(
+        [SMALL, LARGE],
+        settings.with_defaults(pipelines),
+        [CPU0],
+        policies=settings.policies([SMALL, LARGE]),
+        instances=settings.instance_configs([SMALL, LARGE]),
+        default_policy=settings.policy.config(),
+        planner=planner,
+    )
+    check_strictness(settings.strict_pipelines(pipelines), spec)
+
+
+def test_a_pipeline_of_percentile_100_whose_batches_cannot_run_as_planned_is_refused() -> None:
+    own = ServingSettings(models={"small": ModelSettings(percentile=100, policy=NoBatchingSettings())})
+    with pytest.raises(ConfigError, match=r"^models\.small\.percentile: .* or policy deadline for model small:1, got"):
+        strict(own, None)
+    with pytest.raises(ConfigError, match=r"^pipeline small:1: percentile: .* or policy deadline for model small:1"):
+        strict(own)
+    balanced = ServingSettings(instances=InstanceRule.BALANCE)
+    with pytest.raises(ConfigError, match=r"^pipeline small:1: percentile: .* or instances locality for model small:1"):
+        strict(balanced)
+    fixing = [PlannerConfig(each) for each in ServedPlanner if each is not ServedPlanner.EXACT]
+    for planner in [*fixing, PlannerConfig(replan=Replan.ONCE)]:
+        with pytest.raises(ConfigError, match=r"percentile: .* or planner exact with replan dispatch, got 100"):
+            strict(ServingSettings(), planner=planner)
+
+
+def test_only_a_percentile_of_its_own_asks_that_a_pipeline_runs_as_planned() -> None:
+    strict(ServingSettings())
+    strict(ServingSettings(models={"large": ModelSettings(policy=NoBatchingSettings())}))
+    strict(ServingSettings(percentile=100, policy=NoBatchingSettings()), None)
+    strict(ServingSettings(policy=NoBatchingSettings()), 99.9, PlannerConfig("esg"))
