@@ -18,7 +18,7 @@ from tests.support.models.onnx_models import save_mlp
 CLIENTS = 3
 """Clients of each protocol, each with one connection that it keeps."""
 PAUSE_S = 0.02
-CONFIG: dict[str, object] = {"partitions": 1, "drain_delay_s": 4, "drain_timeout_s": 20}
+CONFIG: dict[str, object] = {"partitions": 1, "default_slo_ms": 60_000, "drain_delay_s": 4, "drain_timeout_s": 20}
 ROW = np.ones((1, 4), np.float32)
 
 

@@ -28,7 +28,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
-def body(slo_ms: float = 10_000) -> bytes:
+def body(slo_ms: float = 60_000) -> bytes:
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0.0] * 4}
     return json.dumps({"inputs": [tensor], "parameters": {"slo_ms": slo_ms}}).encode()
 

@@ -17,7 +17,7 @@ from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
 from sluice.models.processes import process_tree
 from tests.support.loadgen.v2_server import ANSWER, BUSY, TENSOR, Reply, answer, server
 
-SHORT = ["--model", "m", "--min-duration", "0.3", "--percentile", "90", "--slo-ms", "5000"]
+SHORT = ["--model", "m", "--min-duration", "0.3", "--percentile", "90", "--slo-ms", "60000"]
 
 AT_ONCE = """
 from sluice.models.tensors.spec import DataType, TensorSpec

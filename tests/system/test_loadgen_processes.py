@@ -20,6 +20,7 @@ from sluice.loadgen.run.runner import run
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.models.errors import ConfigError
 from sluice.models.processes import process_tree
+from tests.support.gateway.processes import until
 from tests.support.loadgen.v2_server import ANSWER, answer, server
 
 
@@ -50,15 +51,20 @@ def test_the_progress_of_all_processes_is_seen_while_they_send() -> None:
     seen: list[QueryCounts] = []
     counts: list[Callable[[], QueryCounts]] = []
 
+    def watch(read: Callable[[], QueryCounts]) -> None:
+        counts.append(read)
+        seen.append(read())
+
     async def note(number: int, writer: asyncio.StreamWriter) -> None:
-        seen.extend(each() for each in counts)
+        if number == 249:  # they send until it has its answer; each tells of its queries once a second
+            await asyncio.to_thread(until, lambda: counts[0]().ended > 0)
+            seen.append(counts[0]())
         writer.write(ANSWER)
 
     with server(note) as url:
-        run(RunConfig(target=url, model="m", rate=100, queries=250, warmup_s=0, procs=2), counts.append)
-    last = seen[-1]
-    assert seen[0] == QueryCounts(0, 0)
-    # Each process tells of its queries once a second.
+        run(RunConfig(target=url, model="m", rate=100, queries=250, warmup_s=0, procs=2, drain_timeout_s=60), watch)
+    first, last = seen
+    assert first == QueryCounts(0, 0)
     assert 0 < last.ended <= last.issued <= 250
 
 
@@ -81,7 +87,7 @@ def test_a_killed_process_makes_the_run_invalid_and_the_others_measure_on() -> N
     lost = both.index(reason)
     assert (result.record.status[lost::2] == Status.ERROR).all()
     assert (result.record.status[1 - lost :: 2] == Status.OK).all()
-    assert result.record.reasons == {result.invalid[0]: 100}
+    assert result.record.reasons == {reason: 100}
 
 
 def test_processes_share_the_queries_that_a_closed_loop_keeps_open() -> None:

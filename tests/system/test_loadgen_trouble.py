@@ -16,8 +16,8 @@ import pytest
 from sluice.loadgen.cli.main import main
 from tests.support.loadgen.v2_server import ANSWER, BUSY, METADATA, Reply, answer, server
 
-# The objective is so long that a client on a busy machine, which has the server in its process, is not late for it.
-RUN = ["run", "--model", "m", "--rate", "250", "--queries", "500", "--warmup", "0", "--slo-ms", "60000"]
+# The client may be late by a twentieth of the objective, which is a minute: it stands still where the machine does.
+RUN = ["run", "--model", "m", "--rate", "250", "--queries", "500", "--warmup", "0", "--slo-ms", "1200000"]
 
 
 class Outcome:
@@ -158,7 +158,7 @@ def test_a_target_that_breaks_some_connections_loses_their_queries_only(act: obj
             writer.write(ANSWER)
 
     with server(reply) as target:
-        outcome = run(target, "--drain-timeout", "10")
+        outcome = run(target, "--drain-timeout", "60")
     assert outcome.code == 2
     assert outcome.last_line == "Result: VALID, objective MISSED"
     assert outcome.counts() == {"ok": 400, "error": 100}
@@ -289,7 +289,7 @@ def test_a_target_that_dies_in_a_search_ends_it_with_the_probes_so_far(
             writer.write(ANSWER)
 
     with server(die, lambda: None if dead else METADATA) as target:
-        search = ["find-max", "--target", target, "--model", "m", "--start", "300", "--slo-ms", "60000"]
+        search = ["find-max", "--target", target, "--model", "m", "--start", "300", "--slo-ms", "1200000"]
         code = main([*search, "--duration", "3", "--min-duration", "0", "--warmup", "0", "--json", str(report)])
     assert code == 1
     assert "unreadable model metadata" in capsys.readouterr().err

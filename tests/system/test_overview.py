@@ -25,7 +25,7 @@ DURATIONS = "sluice_request_duration_seconds_bucket"
 SHORT_MS, LONG_MS = 2, 20
 ATTEMPTS = 5
 CHAIN = """
-slo_ms: 5000
+slo_ms: 50000
 stages:
   first: {model: short, inputs: {x: request.x}}
   second: {model: long, inputs: {x: first.y}}
@@ -204,7 +204,7 @@ def test_what_is_not_served_and_what_is_planned_is_said(server: GatewayServer) -
     assert status == 200
     (explained,) = json.loads(body)["pipelines"]
     assert explained["pipeline"] == "both:1"
-    assert explained["slo_ms"] == 5000
+    assert explained["slo_ms"] == 50_000
     assert [stage["model"] for stage in explained["plan"]["stages"]] == ["short:1", "long:1"]
     (every,) = json.loads(server.request("GET", "/v2/sluice/plan")[2])["pipelines"]
     assert every["pipeline"] == "both:1"

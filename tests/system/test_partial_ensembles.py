@@ -23,11 +23,11 @@ import time
 def infer(inputs):
     x = inputs["x"]
     if %r and x[0, 0] > 0:
-        time.sleep(2)
+        time.sleep(4)
     return {"y": x + %d}
 """
 PIPELINE = """
-slo_ms: 500
+slo_ms: 3000
 stages:
   quick: {model: quick, inputs: {x: request.x}}
   slow: {model: slow, inputs: {x: request.x}}
@@ -52,16 +52,16 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
-def infer(server: GatewayServer, x: float, id: str) -> tuple[float, dict[str, str]]:
+def infer(server: GatewayServer, x: float, id: str, **parameters: float) -> tuple[float, dict[str, str]]:
     values = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-    body = json.dumps({"id": id, "inputs": [values]}).encode()
+    body = json.dumps({"id": id, "inputs": [values], "parameters": parameters}).encode()
     status, headers, answer = server.request("POST", "/v2/models/pair/infer", body)
     assert status == 200, answer
     return json.loads(answer)["outputs"][0]["data"][0], headers
 
 
 def test_an_ensemble_waits_for_members_that_are_on_time(server: GatewayServer) -> None:
-    y, headers = infer(server, -1.0, "whole")
+    y, headers = infer(server, -1.0, "whole", slo_ms=60_000)
     assert y == 1.0
     assert "x-sluice-partial" not in headers
 
@@ -79,7 +79,7 @@ def test_an_ensemble_joins_what_is_there_and_says_so(server: GatewayServer) -> N
 
 
 def test_grpc_has_it_in_the_trailing_metadata(server: GatewayServer) -> None:
-    infer(server, -2.0, "before")
+    infer(server, -2.0, "before", slo_ms=60_000)
     message = service_pb2.ModelInferRequest(model_name="pair")
     tensor = message.inputs.add(name="x", datatype="FP32", shape=[1, 1])
     tensor.contents.fp32_contents.append(2.0)

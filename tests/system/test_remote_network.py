@@ -21,7 +21,7 @@ from tests.support.models.onnx_models import save_mlp
 PORT = 9001
 NODES = {"edge-0": 1, "edge-1": 1, "edge-2": 2, "edge-3": 2}
 """The nodes of the slots; `edge-3` is another address of the second node, where no worker is at first."""
-SOON_S = 20.0
+SOON_S = 60.0
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/net/tun").exists(), reason="network namespaces and TUN devices need root"

@@ -53,12 +53,11 @@ def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     directory = tmp_path_factory.mktemp("remote")
     key = directory / "key"
     key.write_text("open-sesame\n")
-    with (
-        cluster(directory, arguments=["--key-file", str(key)]) as workers,
-        gateway_server(repository, directory, workers.config(key_file=str(key))) as gateway,
-    ):
-        wait_up(gateway, 2)
-        yield Served(gateway, workers, probabilities(gateway, CASCADE, IMAGES))
+    with cluster(directory, arguments=["--key-file", str(key)]) as workers:
+        config = {**workers.config(key_file=str(key)), "default_slo_ms": 60_000}
+        with gateway_server(repository, directory, config) as gateway:
+            wait_up(gateway, 2)
+            yield Served(gateway, workers, probabilities(gateway, CASCADE, IMAGES))
 
 
 def partitions(gateway: GatewayServer) -> dict[str, dict[str, object]]:
@@ -162,7 +161,7 @@ def test_no_request_is_lost_or_answered_twice_when_a_worker_is_killed(served: Se
     with load.running():
         until(lambda: load.sent > 30)
         served.workers.kill(0)
-        until(lambda: partitions(served.gateway)["edge-0"]["worker"] is None, 10)
+        until(lambda: partitions(served.gateway)["edge-0"]["worker"] is None)
         lost = partitions(served.gateway)["edge-0"]["lost"]
         already = load.sent
         until(lambda: load.sent > already + 60)

@@ -133,10 +133,10 @@ def test_a_busy_partition_is_lent_a_free_core_and_gives_it_back_when_it_is_idle(
     lines = journal.read_bytes().splitlines()
     decisions = [each for line in lines[1:] for each in msgspec.json.decode(line, type=JournalStep).decisions]
     orders = [each for each in decisions if isinstance(each, ResizePartition)]
-    assert [(each.before, each.held, each.reason) for each in orders] == [
-        ((CORES[0],), CORES, "busy"),
-        (CORES, (CORES[0],), "idle"),
-    ]
+    lent, given_back = ((CORES[0],), CORES, "busy"), (CORES, (CORES[0],), "idle")
+    # Once, or more often if the clients stand still for long.
+    assert orders
+    assert [(each.before, each.held, each.reason) for each in orders] == [lent, given_back] * (len(orders) // 2)
     assert replay(lines, LivePlanner()) is None
 
 

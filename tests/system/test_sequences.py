@@ -98,7 +98,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     save_accumulator(repository / "sum_from_100", initial="data_file: 'begin'")
     save_initial_state(repository / "sum_from_100", 100)
     save_accumulator(repository / "unbatched", rows=0)
-    save_accumulator(repository / "brief", "max_sequence_idle_microseconds: 3000000", rows=1)
+    save_accumulator(repository / "brief", "max_sequence_idle_microseconds: 6000000", rows=1)
     (repository / "both" / "1").mkdir(parents=True)
     (repository / "both" / "config.pbtxt").write_text(ENSEMBLE)
     for name, form, text in (("counter", COUNTER, COUNT_CALLS), ("caller", CALLER, CALLS)):
@@ -187,7 +187,7 @@ def test_requests_of_a_stream_run_in_order_without_waiting_for_answers(server: G
                 )
         found: dict[str, int] = {}
         for _ in range(90):
-            result, error = answers.get(timeout=30)
+            result, error = answers.get(timeout=60)
             assert error is None
             found[result.get_response().id] = int(result.as_numpy("OUTPUT")[0, 0])
         client.stop_stream()

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ROW = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
 
 CASCADE = """
-slo_ms: 5000
+slo_ms: 60000
 stages:
   first: {model: small, inputs: {x: request.x}}
   second:

@@ -38,7 +38,7 @@ def test_a_server_goes_by_the_planner_of_its_settings_and_its_journal_replays(
     with gateway_server(repository, tmp_path, settings, ["--journal", str(journal)]) as server:
         target = f"http://{server.http_url}"
         result = runner.run(
-            RunConfig(target=target, model="chain", rate=50, queries=QUERIES, warmup_s=0.0, drain_timeout_s=20, seed=1)
+            RunConfig(target=target, model="chain", rate=50, queries=QUERIES, warmup_s=0.0, drain_timeout_s=60, seed=1)
         )
         metrics = server.request("GET", "/metrics")[2].decode()
         assert stop(server.process) == 0

@@ -159,7 +159,7 @@ def test_a_source_that_stalls_is_left_and_its_copy_served_and_holds_up_no_end(
             web.stalled.acquire()
             assert ask(server) == first
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(30) == 0
+            assert server.process.wait(60) == 0
         monkeypatch.setattr(source_module, "STALL_TIMEOUT_S", 0.0)
         with pytest.raises(SourceError, match="nothing arrived within 0 s"):
             source.files()

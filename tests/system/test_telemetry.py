@@ -10,6 +10,7 @@ from onnx import helper
 
 from sluice.models.processes import process_tree
 from sluice.models.tensors.spec import DataType
+from tests.support.gateway.processes import until
 from tests.support.gateway.server import gateway_server
 from tests.support.models.onnx_models import save_identity, save_model, value
 
@@ -58,8 +59,8 @@ def test_a_server_and_its_workers_leave_and_open_nothing(home: Path, repository:
         body = b'{"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}]}'
         for model in ("echo", "own"):
             assert server.request("POST", f"/v2/models/{model}/infer", body)[0] == 200
+        until(lambda: len(list(process_tree(server.process.pid))) == 1 + 3)
         workers = [pid for pid in process_tree(server.process.pid) if pid != server.process.pid]
-        assert len(workers) == 3
         assert [address for pid in workers for address in connections(pid)] == []
     assert list(home.rglob("*")) == []
 

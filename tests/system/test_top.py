@@ -12,7 +12,7 @@ from tests.support.models.onnx_models import save_mlp
 from tests.support.terminal import on_terminal, sluice_command
 
 CASCADE = """
-slo_ms: 5000
+slo_ms: 60000
 stages:
   small: {model: small, inputs: {x: request.x}}
   large: {model: large, inputs: {x: request.x}, when: {stage: small, output: y, below: 0.99}}
@@ -69,4 +69,4 @@ def test_a_terminal_follows_a_server_until_it_is_killed(server: GatewayServer) -
         terminal.read_until(lambda text: "no answer for" in text)
         terminal.press("q")
         terminal.read_to_end()
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(60) == 0

@@ -411,6 +411,11 @@ def exporters(server: GatewayServer) -> list[int]:
     return found
 
 
+def logged_requests(server: GatewayServer) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in server.log.read_text().split("\n")[:-1] if line.startswith("{")]
+    return [line for line in lines if line["event"] == "request"]
+
+
 def test_slow_and_failed_requests_are_logged(repository: Path, tmp_path: Path) -> None:
     config = server_config({}, request_log={"slower_than_ms": 0, "failed": True})
     with gateway_server(repository, tmp_path, config, ["--log-format", "json"]) as server:
@@ -419,8 +424,8 @@ def test_slow_and_failed_requests_are_logged(repository: Path, tmp_path: Path) -
         values = {"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [0.01] * 64}
         body = json.dumps({"id": "late", "inputs": [values], "parameters": {"slo_ms": 0.001}}).encode()
         assert server.request("POST", "/v2/models/slow/infer", body)[0] == 503
-        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
-        slow, late = [line for line in lines if line["event"] == "request"]
+        until(lambda: len(logged_requests(server)) == 2)
+        slow, late = logged_requests(server)
         said = explained(server, "slow")
         assert (slow["id"], slow["trace_id"], slow["pipeline"], slow["outcome"]) == (
             "slow",

@@ -102,7 +102,8 @@ class Site:
         dns = {"name": NAME, "port": self.pods.port, "max": WORKERS}
         config: dict[str, object] = {
             "partitions": {"remote": [{"name": "edge", "kind": "cpu1", "dns": dns}]},
-            "drain_delay_s": 2,
+            "default_slo_ms": 60_000,
+            "drain_delay_s": 4,
             "drain_timeout_s": 20,
         }
         place = self._directory / f"gateway{self._started}"

@@ -154,7 +154,7 @@ class GatewaySession:
 
 @asynccontextmanager
 async def gateway_session(
-    url: str, credentials: Credentials = NO_CREDENTIALS, gateway: str = "gateway", lease_s: float = 3.0
+    url: str, credentials: Credentials = NO_CREDENTIALS, gateway: str = "gateway", lease_s: float = 60.0
 ) -> AsyncIterator[GatewaySession]:
     """Open a session and close it at the end of the block."""
     client = GatewaySession()
