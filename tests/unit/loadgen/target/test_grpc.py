@@ -162,9 +162,9 @@ def test_a_request_tells_its_options_and_some_ask_for_the_times_of_stages() -> N
 
     def note(request: Any, context: grpc.ServicerContext) -> Any:
         sent = {name: str(value) for name, value in context.invocation_metadata()}
-        told = request.parameters
-        ahead_ms = told["start_after_ms"].double_param
-        seen.append((told["slo_ms"].double_param, told["priority"].uint64_param, ahead_ms, sent))
+        given = request.parameters
+        ahead_ms = given["start_after_ms"].double_param
+        seen.append((given["slo_ms"].double_param, given["priority"].uint64_param, ahead_ms, sent))
         if "x-sluice-explain" in sent:
             context.set_trailing_metadata((("x-sluice-stages", "first;batch=1"),))
         return echo(request, context)
@@ -174,7 +174,7 @@ def test_a_request_tells_its_options_and_some_ask_for_the_times_of_stages() -> N
     with server(note) as url:
         _, listener = asyncio.run(answers(url, asked, 8, **settings))
     assert [listener.ended[query].stages for query in range(8)] == ["first;batch=1", "", "", ""] * 2
-    assert [told for *told, _ in seen] == [[50.0, 2, 20.0]] * 8
+    assert [given for *given, _ in seen] == [[50.0, 2, 20.0]] * 8
     for *_, sent in seen:
         assert (sent["key"], sent["triton-grpc-protocol-key"]) == ("secret", "secret")
 
