@@ -635,6 +635,7 @@ class Batch:
     copied: bool = False  # some of its entries may have copies
     is_extra: bool = False  # it runs only because its stage competes
     way_ns: int = 0  # ns that it and its answers are expected to be on their way
+    rule: str = ""  # by which rule of which planner it runs, such as "infless: fixed"; empty where none has one
 
 
 def service_ns(model: ModelState | None, hand_off_ns: int) -> int:

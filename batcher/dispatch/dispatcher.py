@@ -53,7 +53,7 @@ from sluice.batcher.state import (
 from sluice.models.units import INFINITE_NS, NS_PER_MS
 
 _rows = attrgetter("rows")
-Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
+Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason, str]
 """A batch to close: (partition, queue, entries, release reason)."""
 TYPICAL_WEIGHT = 0.1
 """Weight of one batch in the smoothed number of rows of a batch."""
@@ -97,7 +97,7 @@ class Dispatcher:
         self._queues = fleet.queues
         self._closing = Closing(fleet.policies, spec.limits)
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
-        self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns)
+        self.rules = PlanRules(self._chooser, self.places.locality, self.hand_off_ns, spec.planner.name)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._stragglers = Stragglers(fleet, spec.limits.straggler_factor)
         self.second_batches = SecondBatches(fleet)
@@ -569,11 +569,11 @@ class Dispatcher:
             chosen = self._choose(run_queue, partition, now_ns)
             if chosen is None:
                 return
-            partition, queue, entries, reason = chosen
+            partition, queue, entries, reason, rule = chosen
             if reason is not RETRY:
                 entries = self._on_time(partition, queue, entries, now_ns, decisions)
             if entries:
-                decisions.append(self._close(partition, queue, entries, reason, now_ns))
+                decisions.append(self._close(partition, queue, entries, reason, now_ns, rule))
 
     def _choose(self, run_queue: RunQueue, partition: PartitionState, now_ns: int) -> Chosen | None:
         """Take the next batch from the most urgent queue that can be served now, for this or a better partition."""
@@ -585,7 +585,7 @@ class Dispatcher:
             if queue.retries:
                 entries = queue.take_retry()
                 self._offer_rest(queue, now_ns)
-                return self._soonest_of(entries, queue, model, here, now_ns), queue, entries, RETRY
+                return self._soonest_of(entries, queue, model, here, now_ns), queue, entries, RETRY, ""
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns + model.nearest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
@@ -606,7 +606,7 @@ class Dispatcher:
         now_ns: int,
     ) -> Chosen | None:
         """Take a batch as the rule of the plan wants it, else as the policy does; or defer the queue."""
-        stage = head.request.pipeline.stages[head.stage]
+        stage, rule = head.request.pipeline.stages[head.stage], ""
         # Queues that may run on some partitions only, and those that are not ordered by deadline, have no rules.
         if stage.rule is not None and stage.model is model and model.by_deadline and not (queue.host or queue.only):
             ruled = self.rules.choose(queue, head, stage, model, here, now_ns)
@@ -618,11 +618,12 @@ class Dispatcher:
             if ruled is not None:
                 entries = queue.take(ruled.rows)
                 self._offer_rest(queue, now_ns)
-                return ruled.partition, queue, entries, ruled.reason
+                return ruled.partition, queue, entries, ruled.reason, ruled.rule
+            rule = self.rules.fallback
         if (here.linked or head.request.is_linked) and model.by_deadline and queue.host is None:
             turn = in_turn(queue, self._queues, model, here, now_ns)
             if turn is not None:
-                return self._by_plan(run_queue, queue, turn, now_ns)
+                return self._by_plan(run_queue, queue, turn, rule, now_ns)
         host = here if queue.host is not None else self._host_of(head, model, here, now_ns)
         estimate = model.estimates[host.kind]
         choice = self._closing.choose(queue, model, host, now_ns)
@@ -647,14 +648,16 @@ class Dispatcher:
             most = self.places.affordable_rows(host, queue, most, from_ns, now_ns)
         entries = queue.take(most, from_ns)
         self._offer_rest(queue, now_ns)
-        return host, queue, entries, choice.reason
+        return host, queue, entries, choice.reason, rule
 
-    def _by_plan(self, run_queue: RunQueue, queue: Queue, turn: PlannedTurn | int, now_ns: int) -> Chosen | None:
+    def _by_plan(
+        self, run_queue: RunQueue, queue: Queue, turn: PlannedTurn | int, rule: str, now_ns: int
+    ) -> Chosen | None:
         """Take the planned batch whose turn it is, or defer the queue until it is its turn."""
         if isinstance(turn, PlannedTurn):
             queue.remove(turn.entries)
             self._offer_rest(queue, now_ns)
-            return turn.partition, queue, turn.entries, IDLE
+            return turn.partition, queue, turn.entries, IDLE, rule
         run_queue.defer(queue, turn)
         run_queue.wait_for_idle(queue, 0)
         return None
@@ -782,7 +785,13 @@ class Dispatcher:
         return [entry for entry in entries if not entry.request.settled]
 
     def _close(
-        self, partition: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
+        self,
+        partition: PartitionState,
+        queue: Queue,
+        entries: list[Entry],
+        reason: ReleaseReason,
+        now_ns: int,
+        rule: str = "",
     ) -> DispatchBatch:
         model = self.models[queue.model]
         rows = sum(map(_rows, entries))
@@ -792,7 +801,7 @@ class Dispatcher:
         batch = Batch(
             identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries), way_ns=way_ns
         )
-        batch.is_extra = reason is COMPETE
+        batch.is_extra, batch.rule = reason is COMPETE, rule
         self._next_batch += 1
         self.batches[identity] = batch
         for entry in entries:

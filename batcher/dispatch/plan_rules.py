@@ -19,11 +19,12 @@ FULL, DELAY, IDLE = ReleaseReason.FULL, ReleaseReason.DELAY, ReleaseReason.IDLE
 
 
 class RuledBatch(NamedTuple):
-    """A batch of up to `rows` rows, to be closed now."""
+    """A batch of up to `rows` rows, to be closed now by a `rule`, such as "infless: fixed"."""
 
     partition: PartitionState
     rows: int
     reason: ReleaseReason
+    rule: str
 
 
 class Hold(NamedTuple):
@@ -35,11 +36,15 @@ class Hold(NamedTuple):
 
 
 class PlanRules:
-    """Follows the rules of plans; `fallbacks` counts, by pipeline, the batches that could not follow theirs."""
+    """Follows the rules of plans; `fallbacks` counts, by pipeline, the batches that could not follow theirs.
 
-    __slots__ = ("_chooser", "_hand_off_ns", "_locality", "fallbacks")
+    `fallback` stands for the rule of such a batch.
+    """
 
-    def __init__(self, chooser: PartitionChooser, locality: Locality, hand_off_ns: int) -> None:
+    __slots__ = ("_by_search", "_chooser", "_fixed", "_hand_off_ns", "_locality", "fallback", "fallbacks")
+
+    def __init__(self, chooser: PartitionChooser, locality: Locality, hand_off_ns: int, planner: str) -> None:
+        self._fixed, self._by_search, self.fallback = f"{planner}: fixed", f"{planner}: search", f"{planner}: fallback"
         self._chooser = chooser
         self._locality = locality
         self._hand_off_ns = hand_off_ns
@@ -81,7 +86,8 @@ class PlanRules:
         until_ns = head.enqueued_ns + rule.wait_ns
         if queue.rows < rows and now_ns < until_ns:
             return Hold(until_ns, rows, for_idle=False)
-        return RuledBatch(self._chooser.local(head, host, now_ns), rows, FULL if queue.rows >= rows else DELAY)
+        reason = FULL if queue.rows >= rows else DELAY
+        return RuledBatch(self._chooser.local(head, host, now_ns), rows, reason, self._fixed)
 
     def _search(
         self,
@@ -104,7 +110,7 @@ class PlanRules:
             group = groups[option.group]
             free = host if group is host.group else first_available(group, now_ns)
             if free is not None:
-                return RuledBatch(self._near(head, model, free, now_ns), option.rows, IDLE)
+                return RuledBatch(self._near(head, model, free, now_ns), option.rows, IDLE, self._by_search)
         latest_ns = head.stage_deadline_ns - self._hand_off_ns - model.quickest_ns
         return Hold(latest_ns) if ranked and latest_ns > now_ns else None
 

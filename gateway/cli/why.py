@@ -76,7 +76,7 @@ def _cells(stage: StageTrace) -> tuple[str, ...]:
         str(stage.batch),
         str(stage.batch_rows),
         str(stage.rows),
-        stage.closed,
+        f"{stage.closed} ({stage.rule})" if stage.rule else stage.closed,
         f"{stage.queue_ms:.3f}",
         *worker,
         predicted,

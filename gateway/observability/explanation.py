@@ -45,7 +45,8 @@ class StageTrace(msgspec.Struct, frozen=True):
     batch waited for more rows. `predicted_ms` (None: unknown) and `actual_ms` run from the dispatch to the end of the
     batch. `cost` is the request's share. `failed` is the reason of a batch without a result; then only `queue_ms` and
     `actual_ms` are known. A model of a family has an `accuracy` (None: it is of none). It is the cheapest one in time
-    of those that reach the `min_accuracy` of the request, or the plan's where that is 0.
+    of those that reach the `min_accuracy` of the request, or the plan's where that is 0. Where the planner gave the
+    stage a rule, `rule` has its name and `fixed` or `search`, or `fallback` for a batch that could not follow it.
     """
 
     stage: str
@@ -66,6 +67,7 @@ class StageTrace(msgspec.Struct, frozen=True):
     batch_wait_ms: float = 0.0
     accuracy: float | None = None
     min_accuracy: float = 0.0
+    rule: str = ""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -292,6 +294,7 @@ def _stage_trace(step: Step, stages: Sequence[StageConfig], min_accuracy: float)
         batch_wait_ms=0.0 if run.failed else _ms(max(0, run.dispatched_ns - max(step.ready_ns, run.idle_ns))),
         accuracy=dict(zip(stage.variants, stage.accuracies, strict=False)).get(batch.model),
         min_accuracy=min_accuracy,
+        rule=run.rule,
     )
 
 

@@ -29,7 +29,8 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
     `free_ns` is when its worker was free for it, `expected_ns` when that was expected, and `idle_ns` the time from
     which the worker had nothing to run before the dispatch. `failed` is the reason of a batch without a result (""
     otherwise), which has no times of the worker. `cost` is the cost of its time in the backend. `traced` are the spans
-    of those of its requests whose spans are exported.
+    of those of its requests whose spans are exported. `rule` says by which rule of which planner it was closed, ""
+    where none has one.
     """
 
     batch: DispatchBatch
@@ -43,6 +44,7 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
     failed: str = ""
     traced: tuple[SpanRef, ...] = ()
     idle_ns: int = 0
+    rule: str = ""
 
     @property
     def startable_ns(self) -> int:

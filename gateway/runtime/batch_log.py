@@ -32,9 +32,9 @@ class BatchLog:
         self.watch: Callable[[BatchTrace], None] | None = None
         """Gets each batch that has completed; None while nobody looks."""
 
-    def dispatched(self, batch: DispatchBatch, opened: Sequence[Submission], now_ns: int) -> None:
-        """Record a batch; `opened` are the requests of its members, in their order."""
-        self._batches[batch.batch] = BatchTrace(batch, now_ns), opened, self._price(batch.partition)
+    def dispatched(self, batch: DispatchBatch, opened: Sequence[Submission], now_ns: int, rule: str) -> None:
+        """Record a batch; `opened` are the requests of its members, in their order, `rule` is that of its plan."""
+        self._batches[batch.batch] = BatchTrace(batch, now_ns, rule=rule), opened, self._price(batch.partition)
 
     def has(self, request: int) -> bool:
         """Return whether a request is in a batch that has not ended; O(requests in batches)."""

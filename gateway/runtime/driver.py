@@ -585,7 +585,7 @@ class Runtime:
     def _dispatch(self, batch: DispatchBatch) -> None:
         opened = self._open
         members = [opened[member.request] for member in batch.members]
-        self._runs.dispatched(batch, members, self._now_ns)
+        self._runs.dispatched(batch, members, self._now_ns, self._scheduler.dispatcher.batches[batch.batch].rule)
         try:
             self._executor.run(batch)
         except WorkerGone as error:  # the report of it is in the queue, behind what led to this batch

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sluice.batcher.drivers.journal import decode_spec, decode_step
@@ -9,6 +10,7 @@ from sluice.batcher.interface.events import PlanBuilt
 from sluice.batcher.interface.plan_data import FixedOption, GroupSearch
 from sluice.batcher.interface.planner_config import PlannerConfig, Replan
 from sluice.gateway.cli.main import main
+from sluice.gateway.observability.explanation import Explanation
 from sluice.loadgen.run import runner
 from sluice.loadgen.scenarios.config import RunConfig
 from tests.support.gateway.server import gateway_server, stop
@@ -25,9 +27,9 @@ slo_ms: 5000
 QUERIES = 60
 
 
-@pytest.mark.parametrize(("name", "rule"), [("esg", GroupSearch), ("infless", FixedOption)])
+@pytest.mark.parametrize(("name", "rule", "kind"), [("esg", GroupSearch, "search"), ("infless", FixedOption, "fixed")])
 def test_a_server_goes_by_the_planner_of_its_settings_and_its_journal_replays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, rule: type
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, rule: type, kind: str
 ) -> None:
     repository, journal = tmp_path / "models", tmp_path / "journal"
     save_mlp(repository / "small" / "1" / "model.onnx", [4, 4])
@@ -41,7 +43,13 @@ def test_a_server_goes_by_the_planner_of_its_settings_and_its_journal_replays(
             RunConfig(target=target, model="chain", rate=50, queries=QUERIES, warmup_s=0.0, drain_timeout_s=60, seed=1)
         )
         metrics = server.request("GET", "/metrics")[2].decode()
+        explained = msgspec.json.decode(
+            server.request("GET", f"/v2/sluice/requests/sluice-{QUERIES}")[2], type=Explanation
+        )
         assert stop(server.process) == 0
+    # A batch that no option is free and in time for runs without a rule.
+    assert {stage.rule for stage in explained.stages} <= {f"{name}: {kind}", f"{name}: fallback"}
+    assert len(explained.stages) == 2
     assert result.metrics.ok == QUERIES
     assert 'sluice_plan_failures_total{reason="error"} 0.0' in metrics
     first, *steps = journal.read_bytes().splitlines()

@@ -64,6 +64,7 @@ _STAGE = {
     "failed": "",
     "accuracy": None,
     "min_accuracy": 0.0,
+    "rule": "",
 }
 _EXPLANATION = {
     "id": "example-1",

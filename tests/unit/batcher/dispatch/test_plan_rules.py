@@ -59,6 +59,11 @@ def batches(decisions: list[AnyDecision]) -> list[AnyDecision]:
     return [each for each in decisions if isinstance(each, DispatchBatch)]
 
 
+def rules(scheduler: Scheduler) -> list[str]:
+    """By which rules the batches run that are under way."""
+    return [batch.rule for batch in scheduler.dispatcher.batches.values()]
+
+
 def fallbacks(scheduler: Scheduler) -> dict[str, int]:
     return dict(scheduler.dispatcher.rules.fallbacks)
 
@@ -71,6 +76,7 @@ def test_a_fixed_batch_waits_on_its_kind_until_it_is_full() -> None:
     assert step(scheduler, 0, arrival(1, 50 * MS), arrival(2, 50 * MS)) == []
     assert step(scheduler, MS, arrival(3, 50 * MS)) == [dispatch(1, [1, 2, 3], FULL, partition="slow0")]
     assert fallbacks(scheduler) == {}
+    assert rules(scheduler) == ["exact: fixed"]
 
 
 def test_a_fixed_batch_is_closed_when_its_first_row_has_waited() -> None:
@@ -108,6 +114,7 @@ def test_without_its_kind_a_batch_runs_elsewhere_and_is_counted() -> None:
     assert step(scheduler, 0, arrival(1, 50 * MS)) == []
     assert batches(step(scheduler, MS, PartitionLost("slow0", "gone"))) == [dispatch(1, [1], partition="fast0")]
     assert fallbacks(scheduler) == {"m:1": 1}
+    assert rules(scheduler) == ["exact: fallback"]
 
 
 # -- a search over a group
@@ -132,6 +139,7 @@ def test_the_next_of_the_best_options_runs_while_the_cheapest_is_busy() -> None:
         dispatch(1, [1], IDLE, partition="slow0"),
         dispatch(2, [2], IDLE, partition="fast0"),
     ]
+    assert rules(scheduler) == ["exact: search"] * 2
 
 
 def test_rows_wait_while_no_good_option_is_free_and_run_anywhere_where_none_is_good() -> None:

@@ -84,6 +84,14 @@ def test_the_times_of_a_request_that_was_sent_ahead_count_from_its_start() -> No
     assert explain(waiting, 20 * MS).total_ms == 0
 
 
+def test_a_batch_that_a_planner_has_a_rule_for_names_both() -> None:
+    run = ran(batch(3, Member(7, 0, 1), reason=ReleaseReason.FULL), 1, 2, 4, 4.5)
+    run.rule = "infless: fixed"
+    explained = explain(trace([run], Outcome.COMPLETED, 4.5), 0)
+    assert explained.stages[0].rule == "infless: fixed"
+    assert "full (infless: fixed)" in table(explained)
+
+
 def why(given: Trace) -> tuple[str, str]:
     explanation = explain(given, 100 * MS)
     return explanation.cause, explanation.sentence

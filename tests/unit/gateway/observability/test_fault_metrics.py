@@ -19,7 +19,7 @@ def test_what_fails_is_counted_and_what_comes_of_it_is_shown() -> None:
     runs = BatchLog(metrics.meters, lambda partition: 0.0)
     (batch,) = step(scheduler, 0, *(arrival(number, 9 * MS) for number in range(8)))
     assert isinstance(batch, DispatchBatch)
-    runs.dispatched(batch, [], 0)
+    runs.dispatched(batch, [], 0, "")
     failed = BatchFailed(batch.batch, FailureCause.OUT_OF_MEMORY, "no memory")
     runs.ended(failed, MS)
     step(scheduler, MS, failed)

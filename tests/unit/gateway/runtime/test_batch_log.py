@@ -23,7 +23,7 @@ def test_the_rows_of_a_stage_count_once_where_they_run_again_elsewhere() -> None
     for number, stage, partition in ((1, 0, "cpu0"), (2, 0, "cpu0"), (3, 1, "cpu1"), (4, 0, "cpu1")):
         model = ("m:1", "n:1")[stage]
         members = (Member(7, stage, 5, None),)
-        log.dispatched(DispatchBatch(number, partition, model, 5, members, ReleaseReason.IDLE, MS), [submission], 0)
+        log.dispatched(DispatchBatch(number, partition, model, 5, members, ReleaseReason.IDLE, MS), [submission], 0, "")
         if number == 1:
             log.ended(BatchFailed(number, FailureCause.WORKER_LOST, "killed"), MS)
         else:
@@ -40,7 +40,7 @@ def test_batches_that_complete_are_reported_while_somebody_watches() -> None:
     seen: list[int] = []
 
     def run(number: int, *, fails: bool = False) -> None:
-        log.dispatched(DispatchBatch(number, "cpu0", "m:1", 1, (), ReleaseReason.IDLE, MS), [], 0)
+        log.dispatched(DispatchBatch(number, "cpu0", "m:1", 1, (), ReleaseReason.IDLE, MS), [], 0, "")
         failed = BatchFailed(number, FailureCause.WORKER_LOST, "killed")
         log.ended(failed if fails else BatchCompleted(number, 0, MS), MS)
 
