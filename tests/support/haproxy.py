@@ -101,4 +101,4 @@ def haproxy(directory: Path) -> Iterator[Proxy]:
         yield Proxy(urls["http"], urls["grpc"], control)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)

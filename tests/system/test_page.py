@@ -110,7 +110,7 @@ def load(server: GatewayServer, model: str, rate: int, slo_ms: float) -> Iterato
     """Traffic from loadgen while the block runs."""
     command = (
         *(sys.executable, "-m", "sluice.loadgen.cli.main", "run", "--target", f"http://{server.http_url}"),
-        *("--model", model, "--rate", str(rate), "--duration", "60", "--slo-ms", str(slo_ms)),
+        *("--model", model, "--rate", str(rate), "--duration", "600", "--slo-ms", str(slo_ms)),
         *("--samples", str(DATA), "--subset", "test", "--labels", "y"),
     )
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from tests.support.gateway.processes import children, until
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.sequence_models import (
+    PATIENT,
     save_accumulator,
     save_initial_state,
     save_simple_dyna_sequence,
@@ -35,13 +36,13 @@ def infer(inputs):
         seen[int(id)] = 1 if start else seen[int(id)] + 1
     return {"OUTPUT": np.array([[seen[int(id)]] for id in inputs["CORRID"].ravel()], np.int32)}
 """
-COUNTER = """
+COUNTER = f"""
 backend: "python" max_batch_size: 4
-input { name: "INPUT" data_type: TYPE_INT32 dims: 1 }
-output { name: "OUTPUT" data_type: TYPE_INT32 dims: 1 }
-sequence_batching { oldest { max_candidate_sequences: 8 }
-  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] } }
-  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } } }
+input {{ name: "INPUT" data_type: TYPE_INT32 dims: 1 }}
+output {{ name: "OUTPUT" data_type: TYPE_INT32 dims: 1 }}
+sequence_batching {{ {PATIENT} oldest {{ max_candidate_sequences: 8 }}
+  control_input {{ name: "START" control {{ kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] }} }}
+  control_input {{ name: "CORRID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 }} }} }}
 """
 CALLS = """
 import numpy as np
@@ -67,12 +68,12 @@ class TritonPythonModel:
         answer = call.exec()
         return answer if answer.has_error() else pb_utils.InferenceResponse(answer.output_tensors())
 """
-CALLER = """
+CALLER = f"""
 backend: "python" max_batch_size: 4
-input { name: "INPUT" data_type: TYPE_INT32 dims: 1 }
-output { name: "OUTPUT" data_type: TYPE_INT32 dims: 1 }
-sequence_batching { direct { }
-  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] } } }
+input {{ name: "INPUT" data_type: TYPE_INT32 dims: 1 }}
+output {{ name: "OUTPUT" data_type: TYPE_INT32 dims: 1 }}
+sequence_batching {{ {PATIENT} direct {{ }}
+  control_input {{ name: "START" control {{ kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] }} }} }}
 """
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8
@@ -91,13 +92,13 @@ ensemble_scheduling { step [
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     directory = tmp_path_factory.mktemp("sequences")
     repository = directory / "models"
-    save_simple_sequence(repository / "simple_sequence")
-    save_simple_dyna_sequence(repository / "simple_dyna_sequence")
-    save_accumulator(repository / "sum")
-    save_accumulator(repository / "sum_from_zero", initial="zero_data: true")
-    save_accumulator(repository / "sum_from_100", initial="data_file: 'begin'")
+    save_simple_sequence(repository / "simple_sequence", PATIENT)
+    save_simple_dyna_sequence(repository / "simple_dyna_sequence", PATIENT)
+    save_accumulator(repository / "sum", PATIENT)
+    save_accumulator(repository / "sum_from_zero", PATIENT, initial="zero_data: true")
+    save_accumulator(repository / "sum_from_100", PATIENT, initial="data_file: 'begin'")
     save_initial_state(repository / "sum_from_100", 100)
-    save_accumulator(repository / "unbatched", rows=0)
+    save_accumulator(repository / "unbatched", PATIENT, rows=0)
     save_accumulator(repository / "brief", "max_sequence_idle_microseconds: 6000000", rows=1)
     (repository / "both" / "1").mkdir(parents=True)
     (repository / "both" / "config.pbtxt").write_text(ENSEMBLE)
@@ -232,7 +233,7 @@ def test_the_end_of_a_models_process_ends_its_sequences(tmp_path: Path) -> None:
 
 
 def test_a_lost_worker_ends_its_sequences_and_they_may_start_again(tmp_path: Path) -> None:
-    save_accumulator(tmp_path / "models" / "sum")
+    save_accumulator(tmp_path / "models" / "sum", PATIENT)
     config: dict[str, object] = {"partitions": 1, "default_slo_ms": 60_000}
     with (
         gateway_server(tmp_path / "models", tmp_path, config) as server,

@@ -16,6 +16,8 @@ END = 'control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_fa
 CORRID = 'control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }'
 INITIAL = "initial_state { name: 'begin' data_type: TYPE_INT32 dims: 1 %s }"
 STATE = "state { input_name: 'SUM' output_name: 'NEW_SUM' data_type: TYPE_INT32 dims: 1 %s }"
+PATIENT = "max_sequence_idle_microseconds: 60000000"
+"""No sequence ends because a client stands still: by default one that is idle for a second does."""
 TENSORS = """
 input { name: "INPUT" data_type: TYPE_INT32 dims: 1 }
 output { name: "OUTPUT" data_type: TYPE_INT32 dims: 1 }
