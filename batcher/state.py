@@ -499,6 +499,7 @@ class Entry:
     sequence: int  # order of creation
     queued: bool  # it waits in its queue
     late: bool  # it waits behind the entries that can still be in time
+    late_timeout: int  # the serial of the timeout that evicts it, 0 for none
     lost_once: bool  # its worker was lost while it may have been the cause
     was_revoked: bool  # its batch was taken back once, so that it would run elsewhere or later
     nodes_lost: int  # how often it was running on a node that was lost
@@ -527,6 +528,7 @@ class Entry:
         self.sequence = sequence
         self.queued = True
         self.late = False
+        self.late_timeout = 0
         self.lost_once = False
         self.was_revoked = False
         self.nodes_lost = 0

@@ -44,6 +44,7 @@ class RequestTimeouts:
         quickest_ns = min((estimate.expected_ns(entry.rows) for estimate in model.estimates.values()), default=0)
         late_ns = entry.stage_deadline_ns - self._fleet.hand_off_ns - quickest_ns - model.nearest_ns + 1
         self._add(entry, max(late_ns, now_ns), TimeoutCause.LATE)
+        entry.late_timeout = self._serial
 
     def limit(self, entry: Entry, expires_ns: int | None, delay_ns: int | None, now_ns: int) -> None:
         """Set when an entry expires, and when it moves behind the others of its priority level."""
@@ -72,8 +73,9 @@ class RequestTimeouts:
         """The entries that time out now."""
         planned = self.planned
         while planned and planned[0][0] <= now_ns:
-            *_, entry, cause = heappop(planned)
-            if entry.request.settled or not (entry.queued if cause else _waits(entry)):
+            *_, serial, entry, cause = heappop(planned)
+            # One that waits again has a new timeout. The old one may have been dropped or not: it must have no effect.
+            if entry.request.settled or not (entry.queued if cause else _waits(entry) and entry.late_timeout == serial):
                 continue
             if cause is TimeoutCause.DELAYED:
                 queue = self._fleet.queues.get(entry.queue_key)

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
@@ -96,6 +96,7 @@ class Straggling:
 
 
 @settings(deadline=None, max_examples=8)
+@example(75225, 0.5)  # entries of a lost worker wait again, and their first timeouts may have been dropped or not
 @given(st.integers(0, 10**6), st.sampled_from((0.2, 0.5, 1.0)))
 def test_every_request_has_one_outcome_whatever_is_revoked(seed: int, rate: float) -> None:
     played = Straggling(seed, rate)
