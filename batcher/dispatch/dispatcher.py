@@ -54,7 +54,7 @@ from sluice.models.units import INFINITE_NS, NS_PER_MS
 
 _rows = attrgetter("rows")
 Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason, str]
-"""A batch to close: (partition, queue, entries, release reason)."""
+"""A batch to close: (partition, queue, entries, release reason, the rule of the plan or "")."""
 TYPICAL_WEIGHT = 0.1
 """Weight of one batch in the smoothed number of rows of a batch."""
 PEAK_DECAY = 0.9
@@ -799,9 +799,19 @@ class Dispatcher:
         kind, identity = partition.kind, self._next_batch
         way_ns = 0 if partition.node is None else _way_ns(partition, model, entries, rows)
         batch = Batch(
-            identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries), way_ns=way_ns
+            identity,
+            queue.key,
+            partition,
+            kind,
+            entries,
+            rows,
+            expected_ns,
+            now_ns,
+            len(entries),
+            is_extra=reason is COMPETE,
+            way_ns=way_ns,
+            rule=rule,
         )
-        batch.is_extra, batch.rule = reason is COMPETE, rule
         self._next_batch += 1
         self.batches[identity] = batch
         for entry in entries:
