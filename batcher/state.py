@@ -55,8 +55,9 @@ StageRun        scheduler/scheduler.py        confidences batch_key kept_on is_d
 Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch was_revoked
 Entry           dispatch/retries.py           lost_once nodes_lost
+Entry           dispatch/timeouts.py          late_timeout
 Entry           dispatch/copies.py            copies
-Batch           dispatch/dispatcher.py        live suspect is_extra is_node_lost revoking is_suspended reforms
+Batch           dispatch/dispatcher.py        live suspect is_node_lost revoking is_suspended reforms
 Batch           dispatch/copies.py            copied
 Batch           scheduler/scheduler.py        entries
 =============== ============================= ======================================================================
