@@ -88,18 +88,19 @@ PYTEST := $(TEST)/bin/python -m pytest -p no:cacheprovider --hypothesis-seed=0
 check-unit: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -q tests/unit --ignore=tests/unit/gateway
 
+# The long simulations run where the core is compiled, which takes half the time, or where nothing can be compiled.
+LONG_SIMULATIONS := $(addprefix tests/simulation/test_,overload.py planned.py shares.py) \
+	tests/unit/loadgen/papers/test_quick_runs.py
+
 # The core is what needs no server. A file of tests that no other part names is in test-core-rest. What the core decides
 # must not depend on the order of sets, so what compares its decisions runs once more with other hashes of strings: where
 # the core is compiled, as a part of test-compiled-core.
 test-core-rest: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=1 $(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance --ignore=tests/compiled \
-		--ignore=tests/deploy --ignore=tests/cluster
+		--ignore=tests/deploy --ignore=tests/cluster $(addprefix --ignore=,$(LONG_SIMULATIONS))
 
 test-core-gateway: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/unit/gateway
-
-# The long simulations run where the core is compiled, which takes half the time, or where nothing can be compiled.
-LONG_SIMULATIONS := $(addprefix tests/simulation/test_,overload.py planned.py shares.py)
 
 test-core-simulation: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=1 $(PYTEST) tests/simulation $(addprefix --ignore=,$(LONG_SIMULATIONS))

@@ -10,19 +10,8 @@ import pytest
 
 from sluice.loadgen import papers
 from sluice.loadgen.cli.main import main
-from sluice.loadgen.papers.experiment import (
-    Effort,
-    ExperimentReport,
-    GateVerdict,
-    PaperExperiment,
-    find_experiments,
-)
+from sluice.loadgen.papers.experiment import Effort, ExperimentReport, PaperExperiment, find_experiments
 from sluice.loadgen.papers.side_by_side import play_side_by_side
-
-MISSED = {"dag-admission"}
-"""Experiments that miss a gate today, in a quick run."""
-MEASURED = {"pipelines", "knix"}
-"""Experiments that time a real server; `tests/system/test_paper.py` runs them, and does not judge their times."""
 
 ANSWERS = """
 from sluice.loadgen.papers.experiment import ExperimentFinding, ExperimentReport, PaperExperiment, Plot, gated
@@ -206,10 +195,3 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(
         main(["paper", "run", "kaas-traces", option, str(tmp_path)])
     assert left.value.code == 1
     assert f"{tmp_path}: cannot be written: it is a folder; expected a file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", [each.name for each in find_experiments() if each.name not in MISSED | MEASURED])
-def test_an_experiment_meets_its_gates_in_a_quick_run(name: str) -> None:
-    (experiment,) = (each for each in find_experiments() if each.name == name)
-    report = experiment.run(Effort(seeds=2, quick=True))
-    assert report.verdict is GateVerdict.MET, [each for each in report.findings if each.verdict is GateVerdict.MISSED]
