@@ -83,7 +83,9 @@ check: $(TEST)/installed-$(ORT)
 		echo "make check: passed in $$(($$(date +%s) - start)) s"
 
 # Properties are tried on the same examples each time, so that a test fails before a change as it does after it.
-PYTEST := $(TEST)/bin/python -m pytest -p no:cacheprovider --hypothesis-seed=0
+PYTEST_ALONE := $(TEST)/bin/python -m pytest -p no:cacheprovider --hypothesis-seed=0
+# Tests leave the processor to the compilation, which several parts wait for.
+PYTEST := nice -n 5 $(PYTEST_ALONE)
 
 check-unit: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -q tests/unit --ignore=tests/unit/gateway
@@ -181,7 +183,7 @@ test-grpcio: $(TEST)/installed-$(ORT)
 		tests/conformance/test_protocol_errors.py tests/conformance/test_hostile_input.py
 
 test-timed: $(TEST)/installed-$(ORT)
-	@$(PYTEST) -m timed tests/system tests/conformance
+	@$(PYTEST_ALONE) -m timed tests/system tests/conformance
 
 cluster: $(CLUSTER)/installed-$(ORT)
 	@$(CLUSTER)/bin/python -m pytest -p no:cacheprovider tests/cluster
