@@ -65,7 +65,7 @@ class RequestTimeouts:
     def next_ns(self) -> int | None:
         """When the first entry times out; drops timeouts of entries that have left their queues in time."""
         planned = self.planned
-        while planned and not (planned[0][4].queued or (not planned[0][5] and _waits(planned[0][4]))):
+        while planned and not _has_effect(planned[0][3], planned[0][4], planned[0][5]):
             heappop(planned)
         return planned[0][0] if planned else None
 
@@ -74,14 +74,21 @@ class RequestTimeouts:
         planned = self.planned
         while planned and planned[0][0] <= now_ns:
             *_, serial, entry, cause = heappop(planned)
-            # One that waits again has a new timeout. The old one may have been dropped or not: it must have no effect.
-            if entry.request.settled or not (entry.queued if cause else _waits(entry) and entry.late_timeout == serial):
+            if entry.request.settled or not _has_effect(serial, entry, cause):
                 continue
             if cause is TimeoutCause.DELAYED:
                 queue = self._fleet.queues.get(entry.queue_key)
                 assert isinstance(queue, PriorityQueue), "only priority levels have entries wait behind others"
                 queue.delay(entry)
             yield entry, cause
+
+
+def _has_effect(serial: int, entry: Entry, cause: TimeoutCause) -> bool:
+    """True unless an entry has left its queue, or waits again, with a new timeout that evicts it.
+
+    Only a live scheduler is asked for the next timeout, and drops such ones then: its replay must decide the same.
+    """
+    return entry.queued if cause else entry.late_timeout == serial and _waits(entry)
 
 
 def _waits(entry: Entry) -> bool:

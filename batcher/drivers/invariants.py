@@ -66,7 +66,8 @@ def _waits(scheduler: Scheduler, entry: Entry) -> bool:
 def _check_queues(scheduler: Scheduler) -> None:
     dispatcher = scheduler.dispatcher
     run_queues = dispatcher.wakeups.run_queues
-    watched = {id(entry) for *_, entry, cause in dispatcher.timeouts.planned if cause is TimeoutCause.LATE}
+    late = [(serial, entry) for *_, serial, entry, cause in dispatcher.timeouts.planned if cause is TimeoutCause.LATE]
+    watched = {id(entry) for serial, entry in late if serial == entry.late_timeout}
     for model in dispatcher.models.values():
         outstanding = 0
         for key, queue in dispatcher.fleet.queues.by_model[model.config.key].items():

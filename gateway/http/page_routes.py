@@ -14,6 +14,7 @@ from sluice.gateway.http.access import HEAD_ONLY
 from sluice.gateway.http.page_files import (
     EVENT_HEADERS,
     EVENT_TYPE,
+    QUESTION,
     PageFile,
     PageFiles,
     read_question,
@@ -26,10 +27,14 @@ from sluice.gateway.overview.live import LiveOverview
 
 _QUESTION = [
     {"name": name, "in": "query", "schema": schema, "description": description}
-    for name, schema, description in (
-        ("pipeline", {"type": "string"}, ""),
-        ("since", {"type": "number"}, "history after this time of the server's clock only, in seconds"),
-        ("bars_since", {"type": "integer", "minimum": 0}, "bars of the timeline after this number only"),
+    for name, (schema, description) in zip(
+        QUESTION,
+        (
+            ({"type": "string"}, ""),
+            ({"type": "number"}, "history after this time of the server's clock only, in seconds"),
+            ({"type": "integer", "minimum": 0}, "bars of the timeline after this number only"),
+        ),
+        strict=True,
     )
 ]
 """The parameters of the document, for its description; `read_question` reads them."""
