@@ -6,7 +6,6 @@ from statistics import fmean
 
 import msgspec
 
-from sluice.loadgen.papers.engines.esg_bounds import long_run_bound
 from sluice.loadgen.papers.engines.esg_cluster import EsgCell, EsgRun, objective_ns
 from sluice.loadgen.papers.engines.esg_search import search_us
 from sluice.loadgen.papers.experiment import Plot
@@ -63,6 +62,18 @@ class CellResult(msgspec.Struct, frozen=True):
         return found[len(found) * 95 // 100] if found else 0.0
 
 
+class CellLimits(msgspec.Struct, frozen=True):
+    """The parts of all requests that can be in time by the bounds and by the schedules of `esg_bounds`.
+
+    `bound` is that of the runs, `endless` that of a run without end.
+    """
+
+    bound: float
+    endless: float
+    first_come: float
+    cheapest_first: float
+
+
 Results = dict[tuple[str, str], CellResult]
 """By cell and planner."""
 
@@ -71,19 +82,28 @@ def _planners(results: Results) -> tuple[str, ...]:
     return tuple(dict.fromkeys(planner for _, planner in results))
 
 
-def results_table(results: Results, cells: Sequence[EsgCell], bounds: Mapping[str, float]) -> str:
-    """All cells with the bounds and all planners."""
+def results_table(results: Results, cells: Sequence[EsgCell], limits: Mapping[str, CellLimits]) -> str:
+    """All cells with all planners, and with what can be in time."""
     planners = _planners(results)
     lines = [
         "Requests in time, and the cost of a thousand of them in dollars:\n",
-        f"| cell | load | bound | bound of a run without end | {' | '.join(planners)} |",
-        "|---" * (len(planners) + 4) + "|",
+        f"| cell | load | {' | '.join(planners)} |",
+        "|---" * (len(planners) + 2) + "|",
     ]
     for cell in cells:
         found = (results[cell.name, name] for name in planners)
         figures = " | ".join(f"{each.hits:.1%}, {each.cost:.3f}" for each in found)
-        endless = long_run_bound(cell)
-        lines.append(f"| {cell.name} | {cell.demand:.0%} | {bounds[cell.name]:.1%} | {endless:.1%} | {figures} |")
+        lines.append(f"| {cell.name} | {cell.demand:.0%} | {figures} |")
+    lines += [
+        "\nRequests that can be in time, by the bound of the runs and of one without end, and by schedules of single "
+        "rows with all times known, in the order of arrival and with the cheapest first:\n",
+        "| cell | bound | bound without end | order of arrival | cheapest first | exact |",
+        "|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        limit, hits = limits[cell.name], results[cell.name, "exact"].hits
+        parts = (limit.bound, limit.endless, limit.first_come, limit.cheapest_first, hits)
+        lines.append(f"| {cell.name} | {' | '.join(f'{each:.1%}' for each in parts)} |")
     return "\n".join(lines) + "\n"
 
 
