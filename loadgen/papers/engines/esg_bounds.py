@@ -1,4 +1,4 @@
-"""How many requests of ESG's cluster can be in time: bounds of a run and of one without end, and schedules of a run."""
+"""What can be in time on ESG's cluster: bounds for a run and for one without end, and schedules of a run."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def in_time_first_come(cell: EsgCell, seed: int, seconds: int) -> int:
 def in_time_cheapest_first(cell: EsgCell, seed: int, seconds: int) -> int:
     """The same where those that cost least alone are placed first, and those that do not count are left out.
 
-    Whoever places them so knows all requests before the first one comes.
+    For that, all requests have to be known before the first one comes.
     """
     counted = [each for each in _known(cell, seed, seconds) if each.came_ns >= FROM_NS and each.paths]
     counted.sort(key=lambda each: _cost(each.paths[0]))
