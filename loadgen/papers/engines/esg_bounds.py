@@ -1,4 +1,4 @@
-"""What can be in time on ESG's cluster: bounds for a run and for one without end, and schedules of a run."""
+"""Bounds and schedules of ESG's cluster: the requests that can be in time, in a run and in one without end."""
 
 from collections import Counter
 from collections.abc import Mapping
