@@ -8,10 +8,10 @@ import msgspec
 
 from sluice.batcher.planner.registry import path_planners
 from sluice.batcher.policies.registry import batch_policies
-from sluice.gateway.cli import cluster_checks
-from sluice.gateway.cli.checks import run_checks
-from sluice.gateway.cli.http_client import ServerAddress
-from sluice.gateway.cli.server_partitions import server_partitions
+from sluice.gateway.cli.checks import cluster as cluster_checks
+from sluice.gateway.cli.checks.machine import run_checks
+from sluice.gateway.cli.client.http import ServerAddress
+from sluice.gateway.cli.client.partitions import server_partitions
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.deployment.read import read_models
 from sluice.gateway.partitions.inventory import Enforcement, RemoteSlot
@@ -74,7 +74,7 @@ def _model_bytes(config: ServerConfig) -> int:
 
 
 def partition_findings(server: ServerAddress) -> Iterator[Finding]:
-    """A finding for each partition of a server; raises as `http_client.request`."""
+    """A finding for each partition of a server; raises as `client.http.request`."""
     for state in server_partitions(server):
         if isinstance(state.partition, RemoteSlot) and not state.url:
             text = f"{state.partition.name}: vacant; {state.lost or 'no worker is placed there'}"

@@ -4,7 +4,7 @@ import argparse
 import sys
 import urllib.error
 
-from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, request
+from sluice.gateway.cli.client.http import ServerAddress, add_server_arguments, request
 from sluice.models.errors import ServingError
 
 UNHEALTHY = 1

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice.gateway.cli.http_client import Refused, ServerAddress
+from sluice.gateway.cli.client.http import Refused, ServerAddress
 from sluice.models.command_line import add_connection_options, quantity
 from sluice.models.errors import ConfigError
 

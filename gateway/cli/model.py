@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from sluice.gateway.cli import preload as preload_command
 from sluice.gateway.cli import validate as validate_command
-from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
+from sluice.gateway.cli.client.http import ServerAddress, add_server_arguments, decode, request
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.repository.names import check_name
 from sluice.models.text_table import print_table

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sluice.gateway.cli.http_client import ServerAddress
+from sluice.gateway.cli.client.http import ServerAddress
+from sluice.gateway.cli.client.partitions import server_partitions
 from sluice.gateway.cli.pack import add_pack_arguments, pack
 from sluice.gateway.cli.resize import add_resize_arguments, resize
-from sluice.gateway.cli.server_partitions import server_partitions
 from sluice.gateway.cli.text.partition_report import (
     gpu_lines,
     mps_lines,

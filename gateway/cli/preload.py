@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
+from sluice.gateway.cli.client.http import ServerAddress, add_server_arguments, decode, request
 from sluice.gateway.cli.progress import progress
 from sluice.models.errors import ConfigError, ServingError
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from sluice.gateway.cli.http_client import ServerAddress, decode, request
+from sluice.gateway.cli.client.http import ServerAddress, decode, request
 from sluice.gateway.cluster.ray.ask import report
 from sluice.gateway.cluster.ray.local_cluster import LocalCluster
 from sluice.gateway.cluster.ray.settle import check_extra

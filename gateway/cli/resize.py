@@ -3,7 +3,7 @@
 import argparse
 from urllib.parse import quote
 
-from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
+from sluice.gateway.cli.client.http import ServerAddress, add_server_arguments, decode, request
 from sluice.mps.partitions.partition import CpuPartition, Partition
 
 RESIZE_TIMEOUT_S = 600

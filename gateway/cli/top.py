@@ -12,8 +12,8 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments
-from sluice.gateway.cli.now import Now, fetch_now
+from sluice.gateway.cli.client.http import ServerAddress, add_server_arguments
+from sluice.gateway.cli.client.now import Now, fetch_now
 from sluice.models.errors import NotFoundError, ServingError
 
 _WAIT_S = 0.1

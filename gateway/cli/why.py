@@ -3,8 +3,8 @@
 import argparse
 from urllib.parse import quote
 
-from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
-from sluice.gateway.observability.explanation import Explanation, StageTrace
+from sluice.gateway.cli.client.http import ServerAddress, add_server_arguments, decode, request
+from sluice.gateway.observability.traces.explanation import Explanation, StageTrace
 from sluice.models.text_table import table_lines
 
 _COLUMNS = (
@@ -42,7 +42,7 @@ def _why(options: argparse.Namespace) -> int:
 
 
 def fetch(server: ServerAddress, id: str) -> tuple[str, Explanation]:
-    """The explanation of a request by a server, as JSON and decoded; raises as `http_client.request`."""
+    """The explanation of a request by a server, as JSON and decoded; raises as `client.http.request`."""
     body = request(server, f"/v2/sluice/requests/{quote(id, safe='')}", shows_status=True)
     explanation = decode(server.url, body, Explanation)
     return body.decode(), explanation

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import RequestArrived
-from sluice.gateway.observability.trace_context import TraceContext
+from sluice.gateway.observability.traces.context import TraceContext
 from sluice.models.backends.requests import FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import PartitionError
 from sluice.models.units import NS_PER_US

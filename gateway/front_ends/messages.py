@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
 from sluice.models.backends.requests import FailureCode
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.sequence_batching import SequenceStep

@@ -23,7 +23,7 @@ from sluice.gateway.front_ends.templates import SentTemplates
 from sluice.gateway.inference.dataplane import DataPlane, Submitted
 from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.request_ids import server_id
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import PendingAnswer, RelayNeeded
 from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions

@@ -24,7 +24,7 @@ from sluice.gateway.inference.dataplane import (
 )
 from sluice.gateway.inference.request_template import RequestTemplate
 from sluice.gateway.observability.load_report import LOAD_FORMAT_HEADER, LoadFormat, load_format
-from sluice.gateway.observability.trace_context import OVER_GRPC, TraceContext, parse_context
+from sluice.gateway.observability.traces.context import OVER_GRPC, TraceContext, parse_context
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.gateway.protocol.request import InferResponse

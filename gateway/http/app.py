@@ -13,23 +13,23 @@ from starlette.responses import JSONResponse
 from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.deployment.registry import ModelRegistry
-from sluice.gateway.http.docs_routes import docs_router
 from sluice.gateway.http.exchange import error_response
-from sluice.gateway.http.generate_routes import generate_router
-from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
 from sluice.gateway.http.operations.document import DESCRIPTION, describe, tags
 from sluice.gateway.http.page_files import PageFiles
-from sluice.gateway.http.page_routes import page_router, root_router
-from sluice.gateway.http.partition_routes import partition_router, resize_router
 from sluice.gateway.http.pieces import PiecesResponse
-from sluice.gateway.http.routes import Version, known_query, router
-from sluice.gateway.http.settings_routes import settings_routers
+from sluice.gateway.http.routes.common import Version, known_query, router
+from sluice.gateway.http.routes.docs import docs_router
+from sluice.gateway.http.routes.generate import generate_router
+from sluice.gateway.http.routes.models import model_routers
+from sluice.gateway.http.routes.page import page_router, root_router
+from sluice.gateway.http.routes.partitions import partition_router, resize_router
+from sluice.gateway.http.routes.settings import settings_routers
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
-from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.observability.traces.explanation import explain
+from sluice.gateway.observability.traces.trace import RecentTraces
 from sluice.gateway.overview.live import LiveOverview
 from sluice.models.errors import BackendUnavailable, CancelledError, NotFoundError, ServingError
 from sluice.models.pipelines.pipeline import Pipeline

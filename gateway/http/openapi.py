@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import router
+from sluice.gateway.http.routes.common import router
 from sluice.models.errors import UnsupportedRequest
 from sluice.models.tensors.spec import DataType
 

@@ -7,7 +7,7 @@ from sluice.gateway.http.compression import accepted_encoding, is_encoded
 from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, InferenceTarget, sagemaker_json_length, target_model
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
 from sluice.gateway.observability.load_report import LOAD_FORMAT_HEADER, LoadFormat, load_format
-from sluice.gateway.observability.trace_context import OVER_HTTP, TraceContext, parse_context
+from sluice.gateway.observability.traces.context import OVER_HTTP, TraceContext, parse_context
 from sluice.models.errors import RequestError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]

@@ -13,7 +13,7 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.load_report import LoadReport
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
 from sluice.gateway.protocol.pending_answer import OnAnswered

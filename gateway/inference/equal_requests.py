@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sluice.gateway.inference.request_runtime import RequestRuntime
-from sluice.gateway.observability.trace_context import TraceContext
+from sluice.gateway.observability.traces.context import TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.submission import Submission

@@ -9,7 +9,7 @@ from sluice.gateway.inference.dataplane import DataPlane, ServedPipelines, Submi
 from sluice.gateway.inference.equal_requests import CacheableRequest, EqualRequests
 from sluice.gateway.inference.request_runtime import RequestRuntime
 from sluice.gateway.inference.response_stream import ResponseStream
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory

@@ -14,7 +14,7 @@ from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.executors.worker.waiting import AnswerCall
 from sluice.gateway.inference.dataplane import DataPlane, Submitted, build_response
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext, parse_context
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext, parse_context
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferRequest, Parameters, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.request_options import RequestOptions

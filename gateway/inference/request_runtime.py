@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.submission import Submission

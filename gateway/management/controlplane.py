@@ -9,7 +9,7 @@ from sluice.gateway.inference.dataplane import EXTENSIONS
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.statistics import Statistics
-from sluice.gateway.observability.trace_settings import TraceSettings
+from sluice.gateway.observability.traces.settings import TraceSettings
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.scaling import Scaling
 from sluice.gateway.protocol.shared_memory import SharedMemory

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from sluice.batcher.interface.outcome import ANSWERED
 from sluice.gateway.observability.exposition import ExposedMetric, Group, pairs
 from sluice.gateway.observability.metrics import MetricsSource
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_S, NS_PER_US
 

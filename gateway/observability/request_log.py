@@ -4,9 +4,9 @@ import logging
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.tracing import RequestLogSettings
-from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.logs import log
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.explanation import explain
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.models.units import INFINITE_NS, NS_PER_S, ms_to_ns
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.trace import BatchTrace, Trace
+from sluice.gateway.observability.traces.trace import BatchTrace, Trace
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_MS
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.state import PartitionState
-from sluice.gateway.observability.explanation import explain
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.explanation import explain
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.overview.counters import Window
 from sluice.gateway.overview.pieces import MAX_TEXT, rounded
 from sluice.gateway.overview.plans import PlanBoard

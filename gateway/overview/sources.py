@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.meters import Meters
-from sluice.gateway.observability.trace import BatchTrace, RecentTraces
+from sluice.gateway.observability.traces.trace import BatchTrace, RecentTraces
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.mps.supervisor.quarantine import Quarantined
 

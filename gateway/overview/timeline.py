@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sluice.gateway.observability.trace import BatchTrace
+from sluice.gateway.observability.traces.trace import BatchTrace
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 KEPT_STEPS = 10

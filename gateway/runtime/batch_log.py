@@ -7,8 +7,8 @@ from sluice.batcher.interface.decisions import DispatchBatch, Member
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.meters import Meters
-from sluice.gateway.observability.trace import REVOKED, BatchTrace
-from sluice.gateway.observability.trace_context import SpanRef, batch_span_id
+from sluice.gateway.observability.traces.context import SpanRef, batch_span_id
+from sluice.gateway.observability.traces.trace import REVOKED, BatchTrace
 from sluice.gateway.runtime.submission import Submission
 
 logger = logging.getLogger(__name__)

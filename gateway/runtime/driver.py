@@ -43,8 +43,8 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import BatchTrace, RecentTraces, Trace
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.trace import BatchTrace, RecentTraces, Trace
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions

@@ -12,7 +12,7 @@ from sluice.batcher.interface.events import (
     OutputsCombined,
 )
 from sluice.gateway.executors.base import Executor
-from sluice.gateway.observability.trace import PartialJoin
+from sluice.gateway.observability.traces.trace import PartialJoin
 from sluice.gateway.runtime.submission import Submission
 
 logger = logging.getLogger(__name__)

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.request_ids import server_id
-from sluice.gateway.observability.trace import PARTIAL_HEADER, Trace
+from sluice.gateway.observability.traces.explanation import explain
+from sluice.gateway.observability.traces.trace import PARTIAL_HEADER, Trace
 from sluice.gateway.protocol.pending_answer import PendingAnswer
 from sluice.gateway.protocol.request_options import NO_PARAMETERS
 from sluice.models.backends.requests import FailureCode

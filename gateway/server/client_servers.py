@@ -37,7 +37,7 @@ from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.machine_metrics import MachineMetrics
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.process_metrics import ProcessMetrics
-from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.observability.traces.trace import RecentTraces
 from sluice.gateway.overview.live import LiveOverview
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.server.open_files import raise_open_files

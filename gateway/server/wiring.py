@@ -64,8 +64,8 @@ from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.request_log import RequestLog
 from sluice.gateway.observability.second_batch_metrics import SecondBatchMetrics
 from sluice.gateway.observability.statistics import Statistics
-from sluice.gateway.observability.trace import Trace
-from sluice.gateway.observability.trace_settings import TraceSettings
+from sluice.gateway.observability.traces.settings import TraceSettings
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.overview.live import LiveOverview
 from sluice.gateway.overview.sources import Sources
 from sluice.gateway.partitions.inventory import Inventory

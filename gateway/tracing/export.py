@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from sluice.gateway.config.tracing import OtlpProtocol, OtlpSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import MetricsSource
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.tracing.messages import (
     EndedTraces,
     FinishExport,

@@ -15,7 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from sluice.gateway.config.tracing import OtlpProtocol, OtlpSettings
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.tracing.messages import SpanCounts
 from sluice.gateway.tracing.spans import Span, most_spans, spans_of
 

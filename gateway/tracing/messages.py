@@ -3,7 +3,7 @@
 import msgspec
 
 from sluice.gateway.config.tracing import OtlpSettings
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.trace import Trace
 
 
 class StartExport(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.explanation import Explanation, Step, explain, steps_of
-from sluice.gateway.observability.trace import REVOKED, BatchTrace, Trace
-from sluice.gateway.observability.trace_context import batch_span_id, derived_span_id
+from sluice.gateway.observability.traces.context import batch_span_id, derived_span_id
+from sluice.gateway.observability.traces.explanation import Explanation, Step, explain, steps_of
+from sluice.gateway.observability.traces.trace import REVOKED, BatchTrace, Trace
 from sluice.models.spec import public_key
 
 STEP_SPANS = 5

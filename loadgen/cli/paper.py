@@ -11,7 +11,7 @@ import msgspec
 
 from sluice.loadgen.cli.options import INVALID, MET, MISSED, report_file, write_report
 from sluice.loadgen.papers.experiment import Effort, GateVerdict, PaperExperiment, find_experiments
-from sluice.loadgen.papers.experiment_page import (
+from sluice.loadgen.papers.report.page import (
     PAGE_TITLE,
     PlayedExperiment,
     experiment_text,
@@ -19,7 +19,7 @@ from sluice.loadgen.papers.experiment_page import (
     experiments_page,
     renewed_page,
 )
-from sluice.loadgen.papers.plot_svg import plot_svg
+from sluice.loadgen.papers.report.plot_svg import plot_svg
 from sluice.loadgen.papers.side_by_side import play_side_by_side
 from sluice.loadgen.results.files import check_parent, write_file
 from sluice.loadgen.run.processes import MAX_PROCESSES

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from sluice.loadgen import papers
-from sluice.loadgen.papers.processes import as_they_end
+from sluice.loadgen.papers.engines.processes import as_they_end
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")

@@ -5,9 +5,9 @@ from collections.abc import Generator, Sequence
 
 import msgspec
 
+from sluice.loadgen.papers.engines.processes import as_they_end
 from sluice.loadgen.papers.experiment import Effort, ExperimentReport, PaperExperiment, find_experiments
-from sluice.loadgen.papers.experiment_page import PlayedExperiment
-from sluice.loadgen.papers.processes import as_they_end
+from sluice.loadgen.papers.report.page import PlayedExperiment
 
 
 def play_experiment(experiment: PaperExperiment, effort: Effort) -> PlayedExperiment:

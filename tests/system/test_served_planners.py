@@ -10,7 +10,7 @@ from sluice.batcher.interface.events import PlanBuilt
 from sluice.batcher.interface.plan_data import FixedOption, GroupSearch
 from sluice.batcher.interface.planner_config import PlannerConfig, Replan
 from sluice.gateway.cli.main import main
-from sluice.gateway.observability.explanation import Explanation
+from sluice.gateway.observability.traces.explanation import Explanation
 from sluice.loadgen.run import runner
 from sluice.loadgen.scenarios.config import RunConfig
 from tests.support.gateway.server import gateway_server, stop

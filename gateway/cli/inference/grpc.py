@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.gateway.cli.http_client import TIMEOUT_S, Headers, Refused
+from sluice.gateway.cli.client.http import TIMEOUT_S, Headers, Refused
 from sluice.gateway.cli.inference.messages import Inference, Inferred, ModelInfo, TensorInfo, from_wire, to_wire
 from sluice.models.client_tls import ClientTls, connection_hint
 from sluice.models.errors import ConfigError, NotFoundError, ServingError

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from sluice.gateway.cli.http_client import HttpAnswer, ServerAddress, decode, exchange, request
+from sluice.gateway.cli.client.http import HttpAnswer, ServerAddress, decode, exchange, request
 from sluice.gateway.cli.inference.messages import (
     Inference,
     Inferred,
@@ -42,7 +42,7 @@ class _Answer(msgspec.Struct):
 
 
 class HttpInference:
-    """Asks a server over HTTP; raises as `http_client.exchange`."""
+    """Asks a server over HTTP; raises as `client.http.exchange`."""
 
     def __init__(self, server: ServerAddress, model: str, version: str, timeout_s: float) -> None:
         self._server = server

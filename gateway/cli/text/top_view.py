@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sluice.gateway.cli.now import ChosenNow, Now, PartitionNow
+from sluice.gateway.cli.client.now import ChosenNow, Now, PartitionNow
 from sluice.models.text_table import table_lines, without_controls
 
 _MIB = 1 << 20

@@ -15,7 +15,7 @@ from sluice.gateway.executors.triton.errors import ModelLost, ServerLost
 from sluice.gateway.executors.triton.memory import TritonMemory
 from sluice.gateway.executors.triton.models import TritonModels
 from sluice.gateway.executors.triton.wire import EncodedInfer, decode_batch, encode_for
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.request_tensors import BatchOutputs

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from sluice.gateway.executors.triton.errors import ModelLost, ServerLost, meaning
 from sluice.gateway.executors.triton.http import TritonHttp, with_headers
 from sluice.gateway.executors.triton.statistics import ModelCounts
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
 from sluice.models.errors import BackendFailed, ServingError
 from sluice.models.spec import ModelSpec
 

@@ -21,7 +21,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.meters import Meters
-from sluice.gateway.observability.trace import BatchTrace, RecentTraces
+from sluice.gateway.observability.traces.trace import BatchTrace, RecentTraces
 from sluice.gateway.overview.document import Overview, Question, Reply
 from sluice.gateway.overview.pieces import at_once
 from sluice.gateway.overview.sources import Sources

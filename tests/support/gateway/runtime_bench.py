@@ -17,7 +17,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime

@@ -34,9 +34,9 @@ from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.openmetrics import TEXT
 from sluice.gateway.observability.statistics import Statistics
-from sluice.gateway.observability.trace import RecentTraces, Trace
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
-from sluice.gateway.observability.trace_settings import TraceSettings
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.settings import TraceSettings
+from sluice.gateway.observability.traces.trace import RecentTraces, Trace
 from sluice.gateway.overview.live import LiveOverview
 from sluice.gateway.partitions.scaling import Scaling
 from sluice.gateway.protocol.answer import Answer, Tensor

@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.gateway.cli.main import main
-from tests.unit.gateway.cli.test_why import answering, http
+from tests.unit.gateway.cli.client.test_http import answering, http
 
 
 @pytest.mark.parametrize(

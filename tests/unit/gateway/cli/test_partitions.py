@@ -8,7 +8,7 @@ from urllib.response import addinfourl
 import msgspec
 import pytest
 
-from sluice.gateway.cli import http_client
+from sluice.gateway.cli.client import http as http_client
 from sluice.gateway.cli.main import main
 from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus, RemoteSlot
 from sluice.mps.mig.geometry import GEOMETRIES

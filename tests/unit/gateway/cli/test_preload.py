@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sluice.gateway.cli import preload
-from sluice.gateway.cli.http_client import ServerAddress
+from sluice.gateway.cli.client.http import ServerAddress
 
 
 def test_the_counts_of_all_versions_are_those_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

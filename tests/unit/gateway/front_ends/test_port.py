@@ -35,7 +35,7 @@ from sluice.gateway.front_ends.outputs import RegionIndex
 from sluice.gateway.front_ends.port import OWN_REGIONS, FrontEndPort
 from sluice.gateway.front_ends.templates import Served
 from sluice.gateway.inference.local import LocalDataPlane
-from sluice.gateway.observability.trace_context import TraceContext
+from sluice.gateway.observability.traces.context import TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import PendingAnswer
 from sluice.gateway.protocol.request_options import RequestOptions

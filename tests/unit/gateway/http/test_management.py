@@ -9,7 +9,7 @@ import pytest
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
-from sluice.gateway.observability.trace import BatchTrace
+from sluice.gateway.observability.traces.trace import BatchTrace
 from sluice.models.tensors.spec import DataType
 from sluice.models.units import NS_PER_MS
 from tests.unit.gateway.instant_gateway import (

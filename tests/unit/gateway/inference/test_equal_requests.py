@@ -12,8 +12,8 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.inference.equal_requests import CacheableRequest, EqualRequests
 from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.statistics import Statistics
-from sluice.gateway.observability.trace import Trace
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.submission import Submission

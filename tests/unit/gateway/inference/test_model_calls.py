@@ -15,8 +15,8 @@ from sluice.gateway.inference.dataplane import DataPlane, Submitted
 from sluice.gateway.inference.model_calls import MOST_DEPTH, ModelCalls
 from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.meters import PipelineMeter
-from sluice.gateway.observability.trace import Trace
-from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.context import NO_TRACE, TraceContext
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import PendingAnswer
 from sluice.gateway.protocol.request_options import RequestOptions

@@ -19,9 +19,9 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.tracing import TraceFileSettings, TraceLevel, TraceMode
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import LogFormat, configure, log
-from sluice.gateway.observability.trace import BatchTrace, Trace
-from sluice.gateway.observability.trace_context import NO_TRACE, OVER_HTTP, TraceContext
-from sluice.gateway.observability.trace_settings import TraceSettings
+from sluice.gateway.observability.traces.context import NO_TRACE, OVER_HTTP, TraceContext
+from sluice.gateway.observability.traces.settings import TraceSettings
+from sluice.gateway.observability.traces.trace import BatchTrace, Trace
 from sluice.models.errors import RequestError, UnsupportedRequest
 from sluice.models.units import NS_PER_S
 

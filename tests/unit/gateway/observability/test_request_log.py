@@ -10,8 +10,8 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.tracing import RequestLogSettings
 from sluice.gateway.observability.request_log import RequestLog
-from sluice.gateway.observability.trace import Trace
-from sluice.gateway.observability.trace_context import TraceContext
+from sluice.gateway.observability.traces.context import TraceContext
+from sluice.gateway.observability.traces.trace import Trace
 
 MS = 1_000_000
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.gateway.observability.statistics import FailureReason, ModelStatistics
-from sluice.gateway.observability.trace import BatchTrace
+from sluice.gateway.observability.traces.trace import BatchTrace
 from sluice.models.units import NS_PER_MS
 from tests.support.gateway.runtime_bench import Bench, Refusing
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual

@@ -9,7 +9,7 @@ import pytest
 from sluice.batcher.interface.events import PartitionLost, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.deployment.registry import UNLOADED, VersionStatus
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.overview.document import MAX_BYTES, Question
 from sluice.gateway.overview.sampled import MAX_PIPELINES
 from sluice.gateway.partitions.inventory import ProcessDetails

@@ -1,7 +1,7 @@
 """Bars of batches, and how many become one."""
 
 from sluice.batcher.interface.decisions import DispatchBatch, ReleaseReason
-from sluice.gateway.observability.trace import BatchTrace
+from sluice.gateway.observability.traces.trace import BatchTrace
 from sluice.gateway.overview.timeline import KEPT_STEPS, Timeline
 from sluice.models.units import ms_to_ns
 

@@ -5,7 +5,7 @@ from asyncio import new_event_loop
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, FailureCause, RequestArrived
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.submission import Submission
 from tests.support.scheduling.builders import MS, S

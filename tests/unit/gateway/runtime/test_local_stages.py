@@ -9,7 +9,7 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.decisions import CombineOutputs, Member
 from sluice.batcher.interface.events import AnyEvent, OutputsCombined, RequestArrived
 from sluice.gateway.observability.meters import PipelineMeter
-from sluice.gateway.observability.trace import PartialJoin, Trace
+from sluice.gateway.observability.traces.trace import PartialJoin, Trace
 from sluice.gateway.runtime.local_stages import LocalStages
 
 STAGES = (StageConfig("a", "a:1"), StageConfig("b", "b:1"), StageConfig("both", None, (0, 1), partial=True))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.exposition import exposition
 from sluice.gateway.observability.statistics import Statistics
+from sluice.gateway.observability.traces.explanation import explain
 from sluice.gateway.observability.triton_metrics import triton_groups
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions

@@ -6,9 +6,9 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.explanation import explain
-from sluice.gateway.observability.trace import BatchTrace, Trace
-from sluice.gateway.observability.trace_context import SpanRef, TraceContext
+from sluice.gateway.observability.traces.context import SpanRef, TraceContext
+from sluice.gateway.observability.traces.explanation import explain
+from sluice.gateway.observability.traces.trace import BatchTrace, Trace
 from sluice.gateway.tracing.messages import EndedTraces
 from sluice.gateway.tracing.spans import Span, SpanLink, most_spans, spans_of
 

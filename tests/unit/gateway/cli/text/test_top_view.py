@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from sluice.gateway.cli.now import Now
+from sluice.gateway.cli.client.now import Now
 from sluice.gateway.cli.text.top_view import Trouble, frame, frame_lines
 from tests.unit.gateway.cli.now_documents import document
 

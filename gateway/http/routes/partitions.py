@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import body_schema, json_body, known_query, router
+from sluice.gateway.http.routes.common import body_schema, json_body, known_query, router
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.scaling import Scaling
 from sluice.gateway.partitions.worker_memory import WorkerMemory

@@ -11,8 +11,8 @@ from urllib.response import addinfourl
 import msgspec
 import pytest
 
-from sluice.gateway.cli import checks as doctor
-from sluice.gateway.cli import http_client
+from sluice.gateway.cli.checks import machine as doctor
+from sluice.gateway.cli.client import http as http_client
 from sluice.gateway.cli.doctor import partition_findings
 from sluice.gateway.cli.main import main
 from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus, RemoteSlot

@@ -21,7 +21,7 @@ from sluice.gateway.http.page_files import (
     send_events,
     wants_html,
 )
-from sluice.gateway.http.routes import known_query, router
+from sluice.gateway.http.routes.common import known_query, router
 from sluice.gateway.overview.document import Question
 from sluice.gateway.overview.live import LiveOverview
 

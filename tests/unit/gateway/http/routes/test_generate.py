@@ -8,8 +8,8 @@ import pytest
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.json_rules import JsonRules
-from sluice.gateway.http import generate_routes
 from sluice.gateway.http.exchange import LARGE_JSON_BYTES
+from sluice.gateway.http.routes import generate as generate_routes
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request import InferResponse
 from sluice.gateway.protocol.signature import Signature

@@ -6,9 +6,9 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from sluice.gateway.config.tracing import MAX_NUMBER, TraceFileSettings, TraceLevel, TraceMode
-from sluice.gateway.observability.trace import Trace
-from sluice.gateway.observability.trace_context import new_context, new_span_id
-from sluice.gateway.observability.trace_file import TraceFile
+from sluice.gateway.observability.traces.context import new_context, new_span_id
+from sluice.gateway.observability.traces.file import TraceFile
+from sluice.gateway.observability.traces.trace import Trace
 from sluice.models.errors import RequestError, UnsupportedRequest
 from sluice.models.units import NS_PER_S
 

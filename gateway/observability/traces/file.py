@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sluice.gateway.observability.trace import BatchTrace, Trace
+from sluice.gateway.observability.traces.trace import BatchTrace, Trace
 from sluice.models.spec import public_key
 
 _BEGIN, _NEXT, _END = b"[\n", b",\n", b"\n]\n"

@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from sluice.gateway.cli.http_client import ServerAddress, decode, request
+from sluice.gateway.cli.client.http import ServerAddress, decode, request
 
 PATH = "/v2/sluice/now"
 
@@ -160,7 +160,7 @@ class Now(msgspec.Struct):
 def fetch_now(server: ServerAddress, pipeline: str = "", bars_since: int | None = None, timeout_s: float = 5.0) -> Now:
     """Ask a server for the document, with the details of one pipeline ("": the busiest).
 
-    Bars of its timeline up to `bars_since` are left out. Raises as `http_client.request`.
+    Bars of its timeline up to `bars_since` are left out. Raises as `client.http.request`.
     """
     query = {"pipeline": pipeline} if pipeline else {}
     if bars_since is not None:

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import MAX_BODY_BYTES, Version, body_schema, json_body, router, without_null
+from sluice.gateway.http.routes.common import MAX_BODY_BYTES, Version, body_schema, json_body, router, without_null
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.models.errors import RequestError
 

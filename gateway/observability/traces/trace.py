@@ -12,7 +12,7 @@ from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.request_ids import server_id
-from sluice.gateway.observability.trace_context import NO_TRACE, SpanRef, TraceContext, batch_span_id
+from sluice.gateway.observability.traces.context import NO_TRACE, SpanRef, TraceContext, batch_span_id
 from sluice.models.errors import NotFoundError
 
 PARTIAL_HEADER = "x-sluice-partial"

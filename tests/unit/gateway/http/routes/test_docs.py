@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
-from sluice.gateway.http.docs_routes import ASSETS
+from sluice.gateway.http.routes.docs import ASSETS
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import InstantGateway, get, identity, instant_gateway
 

@@ -6,8 +6,8 @@ import re
 import msgspec
 import pytest
 
-from sluice.gateway.cli import cluster_checks
-from sluice.gateway.cli.cluster_checks import Answer, Place, cluster_findings, findings_of, places_of
+from sluice.gateway.cli.checks import cluster as cluster_checks
+from sluice.gateway.cli.checks.cluster import Answer, Place, cluster_findings, findings_of, places_of
 from sluice.gateway.config.ray_settings import RaySettings
 from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass
 from sluice.gateway.config.server_config import ServerConfig

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sluice.loadgen.papers.experiment import Plot
-from sluice.loadgen.papers.plot_svg import plot_svg
+from sluice.loadgen.papers.report.plot_svg import plot_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

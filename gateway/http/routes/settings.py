@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import body_schema, json_body, router
+from sluice.gateway.http.routes.common import body_schema, json_body, router
 from sluice.gateway.management.controlplane import NO_CUDA, ControlPlane
 from sluice.gateway.observability.log_settings import LogValue
 from sluice.gateway.protocol.shared_memory import SharedMemory

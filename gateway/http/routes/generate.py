@@ -12,14 +12,14 @@ from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.exchange import LARGE_JSON_BYTES, error_response, json_tensor_bytes
 from sluice.gateway.http.request_head import trace_in
-from sluice.gateway.http.routes import Version, body_schema, read_body, router
+from sluice.gateway.http.routes.common import Version, body_schema, read_body, router
 from sluice.gateway.inference.dataplane import (
     REQUEST_HEADER,
     DataPlane,
     build_model_response,
     build_response,
 )
-from sluice.gateway.observability.trace_context import TraceContext
+from sluice.gateway.observability.traces.context import TraceContext
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.generate import decode_generate, encode_generated
 from sluice.gateway.protocol.request import InferRequest, InferResponse

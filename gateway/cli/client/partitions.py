@@ -2,7 +2,7 @@
 
 import msgspec
 
-from sluice.gateway.cli.http_client import ServerAddress, decode, request
+from sluice.gateway.cli.client.http import ServerAddress, decode, request
 from sluice.gateway.partitions.inventory import PartitionStatus
 
 
@@ -11,5 +11,5 @@ class _Partitions(msgspec.Struct):
 
 
 def server_partitions(server: ServerAddress) -> tuple[PartitionStatus, ...]:
-    """The partitions of a running server; raises as `http_client.request`."""
+    """The partitions of a running server; raises as `client.http.request`."""
     return decode(server.url, request(server, "/v2/sluice/partitions"), _Partitions).partitions

@@ -9,8 +9,8 @@ from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseRea
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.cli.why import table
-from sluice.gateway.observability.explanation import Explanation, StageTrace, explain
-from sluice.gateway.observability.trace import BatchTrace, RecentTraces, Trace
+from sluice.gateway.observability.traces.explanation import Explanation, StageTrace, explain
+from sluice.gateway.observability.traces.trace import BatchTrace, RecentTraces, Trace
 from sluice.models.errors import NotFoundError
 
 MS = 1_000_000

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
 from sluice.gateway.http.page_files import PAGE, POLICY, PageFiles
-from sluice.gateway.http.page_routes import file_response
+from sluice.gateway.http.routes.page import file_response
 
 ASSETS = PAGE / "docs"
 DOCS_POLICY = f"{POLICY}; img-src 'self' data:"

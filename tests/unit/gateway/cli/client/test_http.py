@@ -1,4 +1,4 @@
-"""`sluice why` prints the answers, and the lack of one."""
+"""Answers of servers, and the lack of one, as `sluice why` prints them."""
 
 import socket
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from threading import Thread
 import msgspec
 import pytest
 
-from sluice.gateway.cli import http_client
-from sluice.gateway.cli.http_client import ServerAddress
+from sluice.gateway.cli.client import http as http_client
+from sluice.gateway.cli.client.http import ServerAddress
 from sluice.gateway.cli.why import fetch
-from sluice.gateway.observability.explanation import Explanation
+from sluice.gateway.observability.traces.explanation import Explanation
 from sluice.models.errors import NotFoundError, ServingError
 
 EXPLANATION = Explanation("7", "m:1", 1, "completed", "", 40.0, 1.5, 1e-6, None, (), "compute", "It was in time.")

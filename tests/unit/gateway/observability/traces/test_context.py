@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.gateway.observability.trace_context import (
+from sluice.gateway.observability.traces.context import (
     MAX_STATE,
     OVER_GRPC,
     OVER_HTTP,

@@ -10,7 +10,7 @@ import msgspec
 from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.decisions import Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.observability.trace import BatchTrace, Trace
+from sluice.gateway.observability.traces.trace import BatchTrace, Trace
 from sluice.models.units import NS_PER_MS
 
 IN_PROGRESS = "in_progress"

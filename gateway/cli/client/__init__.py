@@ -1,0 +1,1 @@
+"""Questions of commands to a running server, over HTTP."""

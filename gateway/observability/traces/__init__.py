@@ -1,0 +1,1 @@
+"""Traces of requests: their contexts, files and settings, and explanations of them."""
