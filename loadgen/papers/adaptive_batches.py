@@ -50,10 +50,8 @@ LEARNING_NS = 3 * NS_PER_S // 2
 """Batches and requests count from then on."""
 HALF_MS = OBJECTIVE_NS / 2 / NS_PER_MS
 """The time of a batch where a request may have to wait for the batch before."""
-ADD = 4
-FACTOR = 25
-DELAY_MS = 2.0
-DELAYED_GAIN = 3.3
+ADD, FACTOR = 4, 25
+DELAY_MS, DELAYED_GAIN = 2.0, 3.3
 DELAYED_RATES = (1000, 1500, 2000, 2500)
 
 

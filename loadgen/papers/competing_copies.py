@@ -107,14 +107,11 @@ class _Seen:
 
 def competing(compete: CompeteConfig | None, requests: int, seeds: int) -> CompetingRun:
     """Runs of one stage with all seeds, taken together."""
-    took_ms: list[float] = []
-    batches = 0
+    models = [ScheduledModel("operator", 1, DeadlineSettings())]
     stages = (StageConfig("operator", "operator", compete=compete),)
-    for seed in range(1, seeds + 1):
-        run_ms, seen = _play([ScheduledModel("operator", 1, DeadlineSettings())], stages, requests, seed)
-        took_ms += run_ms
-        batches += seen.batches
-    return CompetingRun(sorted(took_ms), batches / len(took_ms))
+    runs = [_play(models, stages, requests, seed) for seed in range(1, seeds + 1)]
+    took_ms = sorted(each for run_ms, _ in runs for each in run_ms)
+    return CompetingRun(took_ms, sum(seen.batches for _, seen in runs) / len(took_ms))
 
 
 class CascadeRun(msgspec.Struct, frozen=True):

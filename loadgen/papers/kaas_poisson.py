@@ -30,8 +30,7 @@ PUBLISHED: tuple[InstanceRule, ...] = tuple(PRINTED)
 SHARED = PUBLISHED[:4]
 """The policies that send any model to any GPU."""
 STEPS, QUICK_STEPS = 1000, 500
-LOAD = 0.8
-GPUS = 4
+GPUS, LOAD = 4, 0.8
 GPU_COUNTS, QUICK_GPU_COUNTS = (2, 3, 4, 5, 6, 7, 8), (2, 8)
 LOAD_GPUS = 3
 LOADS, QUICK_LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), (0.4, 0.8, 1.2)
@@ -75,16 +74,12 @@ def run(effort: Effort) -> ExperimentReport:
     counts = QUICK_GPU_COUNTS if effort.quick else GPU_COUNTS
     loads = QUICK_LOADS if effort.quick else LOADS
     runs = {rule: [play(rule, seed, steps=steps) for seed in seeds] for rule in POLICIES}
-    by_count = {
-        (rule, float(count)): fmean(play(rule, seed, count, steps=steps).mean_wait() for seed in seeds)
-        for rule in PUBLISHED
-        for count in counts
-    }
-    by_load = {
-        (rule, load): fmean(play(rule, seed, LOAD_GPUS, load, steps).mean_wait() for seed in seeds)
-        for rule in PUBLISHED
-        for load in loads
-    }
+
+    def wait(rule: InstanceRule, gpus: int, load: float) -> float:
+        return fmean(play(rule, seed, gpus, load, steps).mean_wait() for seed in seeds)
+
+    by_count = {(rule, float(count)): wait(rule, count, LOAD) for rule in PUBLISHED for count in counts}
+    by_load = {(rule, load): wait(rule, LOAD_GPUS, load) for rule in PUBLISHED for load in loads}
     fair, first_come = (
         min(fairness(rule, seed, steps) for seed in seeds) for rule in (InstanceRule.CFS_AFFINITY, InstanceRule.BALANCE)
     )
@@ -103,19 +98,17 @@ def run(effort: Effort) -> ExperimentReport:
 
 
 def _cold_starts(runs: Mapping[InstanceRule, list[PoolRun]]) -> list[ExperimentFinding]:
-    findings = []
-    for rule in PUBLISHED:
-        found, expected = sorted({each.cold_starts for each in runs[rule]}), 8 if rule in SHARED else 4
-        findings.append(
-            gated(
-                f"{rule}: cold starts of 2 models on {GPUS} GPUs",
-                " or ".join(map(str, found)),
-                published=str(expected),
-                gate=f"{expected} with every seed",
-                is_met=found == [expected],
-            )
+    return [
+        gated(
+            f"{rule}: cold starts of 2 models on {GPUS} GPUs",
+            " or ".join(map(str, sorted(found))),
+            published=str(expected),
+            gate=f"{expected} with every seed",
+            is_met=found == {expected},
         )
-    return findings
+        for rule in PUBLISHED
+        for found, expected in [({each.cold_starts for each in runs[rule]}, 8 if rule in SHARED else 4)]
+    ]
 
 
 def _waits(runs: Mapping[InstanceRule, list[PoolRun]]) -> list[ExperimentFinding]:
@@ -161,32 +154,28 @@ def _sweeps(
     by_count: Waits, by_load: Waits, counts: tuple[int, ...], loads: tuple[float, ...]
 ) -> list[ExperimentFinding]:
     """Of Figures 6.6 and 6.7."""
-    findings = []
-    for rule in PUBLISHED[1:]:
-        few, many = by_count[rule, counts[0]], by_count[rule, counts[-1]]
-        findings.append(
-            gated(
-                f"{rule}: mean wait with {counts[0]} and with {counts[-1]} GPUs",
-                f"{few:.2f}, {many:.2f}",
-                published="falls with the number of GPUs",
-                gate="less with more GPUs",
-                is_met=many < few,
-            )
-        )
-    turns = [by_count[InstanceRule.ROUND_ROBIN, count] for count in (counts[0], counts[-1])]
-    findings.append(
-        ExperimentFinding(
-            f"round_robin: mean wait with {counts[0]} and with {counts[-1]} GPUs",
-            f"{turns[0]:.2f}, {turns[1]:.2f}",
-            "performs poorly even with more GPUs",
-            why="all wait for the GPU whose turn it is, however many others are idle",
-        )
-    )
+    few_and_many = {rule: (by_count[rule, counts[0]], by_count[rule, counts[-1]]) for rule in PUBLISHED}
+    with_more = f"mean wait with {counts[0]} and with {counts[-1]} GPUs"
     grows = all(by_load[rule, low] < by_load[rule, high] for rule in PUBLISHED for low, high in pairwise(loads))
     worst = all(by_load[rule, load] < by_load[InstanceRule.ROUND_ROBIN, load] for rule in SHARED[1:] for load in loads)
     above = [load for load in loads if by_load[InstanceRule.EXCLUSIVE, load] > by_load[InstanceRule.ROUND_ROBIN, load]]
     return [
-        *findings,
+        *(
+            gated(
+                f"{rule}: {with_more}",
+                "{:.2f}, {:.2f}".format(*few_and_many[rule]),
+                published="falls with the number of GPUs",
+                gate="less with more GPUs",
+                is_met=few_and_many[rule][1] < few_and_many[rule][0],
+            )
+            for rule in PUBLISHED[1:]
+        ),
+        ExperimentFinding(
+            f"round_robin: {with_more}",
+            "{:.2f}, {:.2f}".format(*few_and_many[InstanceRule.ROUND_ROBIN]),
+            "performs poorly even with more GPUs",
+            why="all wait for the GPU whose turn it is, however many others are idle",
+        ),
         gated(
             f"waits on {LOAD_GPUS} GPUs, by load",
             "grow" if grows else "do not always grow",
