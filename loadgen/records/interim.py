@@ -6,6 +6,8 @@ confirmation. Each look is one more chance of a wrong confirmation, so looks are
 
 import enum
 import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,19 @@ class EarlyVerdict(enum.StrEnum):
     """The run has more misses than its whole schedule may have."""
 
 
+class LookCounts(NamedTuple):
+    """The queries at a look.
+
+    `due` are those whose fate is known. The others count what came after the warm-up: the good of these, all that are
+    judged, and those that have missed for sure.
+    """
+
+    due: int
+    good: int
+    judged: int
+    missed: int
+
+
 class InterimTest:
     """The test of one run: it excludes at every look, and confirms from `decide_from_s` on.
 
@@ -48,12 +63,13 @@ class InterimTest:
         last_ns = int(due_ns[-1]) if len(due_ns) else 0
         self.decided: tuple[EarlyVerdict, int] | None = None
         self._percentile = percentile
-        self._first = int(np.searchsorted(due_ns, round(warmup_s * NS_PER_S)))
-        measured = len(due_ns) - self._first
+        self._warmup_ns = round(warmup_s * NS_PER_S)
+        first = int(np.searchsorted(due_ns, self._warmup_ns))
+        measured = len(due_ns) - first
         self._misses_allowed = misses_allowed(measured, percentile)
         self._objective_ns = max(objective_ns, 0)
         self._decide_from_ns = round(min(decide_from_s * NS_PER_S, last_ns + 1))
-        ends = {int(due_ns[self._first + queries - 1]) for queries in _sizes(measured, percentile)}
+        ends = {int(due_ns[first + queries - 1]) for queries in _sizes(measured, percentile)}
         if self._decide_from_ns < last_ns:
             ends.add(self._decide_from_ns)
         self._looks_ns = sorted((end + self._objective_ns + _SLACK_NS for end in ends), reverse=True)
@@ -65,14 +81,73 @@ class InterimTest:
 
     def look(self, record: Record, now_ns: int) -> None:
         """Look at the record as it stands `now_ns` after the start of the run; O(queries due by then)."""
+        self.take_looks(now_ns)
+        self.decide(self.count(record, now_ns), now_ns)
+
+    def take_looks(self, now_ns: int) -> list[int]:
+        """The times of the looks that are due by `now_ns`, ascending; each is taken once."""
+        taken = []
         while self._looks_ns and self._looks_ns[-1] <= now_ns:
-            self._looks_ns.pop()
-        end = int(np.searchsorted(record.due_ns, now_ns - self._objective_ns, side="right"))
-        good, judged, misses = _count(record, slice(self._first, end), now_ns)
-        if 0 <= self._misses_allowed < misses:
-            self.decided = EarlyVerdict.EXCLUDED, end
-        elif now_ns - self._objective_ns >= self._decide_from_ns and confirmed(judged, judged - good, self._percentile):
-            self.decided = EarlyVerdict.CONFIRMED, end
+            taken.append(self._looks_ns.pop())
+        return taken
+
+    def count(self, record: Record, at_ns: int) -> LookCounts:
+        """The queries of the run, or of a part of it, as they were `at_ns` after its start, which is not in future."""
+        first = int(np.searchsorted(record.due_ns, self._warmup_ns))
+        end = int(np.searchsorted(record.due_ns, at_ns - self._objective_ns, side="right"))
+        return LookCounts(end, *_count(record, slice(first, max(first, end)), at_ns))
+
+    def decide(self, counts: LookCounts, at_ns: int) -> None:
+        """Decide by the counts of all queries at a time, if they allow it."""
+        if 0 <= self._misses_allowed < counts.missed:
+            self.decided = EarlyVerdict.EXCLUDED, counts.due
+        elif at_ns - self._objective_ns >= self._decide_from_ns and confirmed(
+            counts.judged, counts.judged - counts.good, self._percentile
+        ):
+            self.decided = EarlyVerdict.CONFIRMED, counts.due
+
+
+class PartialLooks:
+    """The looks of a test at a part of the queries: it tells what it counts, and the decision is made elsewhere."""
+
+    decided = None
+
+    def __init__(self, test: InterimTest, tell: Callable[[int, LookCounts], None]) -> None:
+        self._test = test
+        self._tell = tell
+
+    @property
+    def next_look_ns(self) -> float:
+        """As in `InterimTest`."""
+        return self._test.next_look_ns
+
+    def look(self, record: Record, now_ns: int) -> None:
+        """Tell the counts at each time of a look that has come."""
+        for at_ns in self._test.take_looks(now_ns):
+            self._tell(at_ns, self._test.count(record, at_ns))
+
+
+class JoinedLooks:
+    """Decides a test by what all `parts` of a run have told of the same look; the latest looks that some lack wait."""
+
+    def __init__(self, test: InterimTest, parts: int) -> None:
+        self._test = test
+        self._parts = parts
+        self._told: dict[int, dict[int, LookCounts]] = {}
+
+    def add(self, part: int, at_ns: int, counts: LookCounts) -> bool:
+        """Add the counts of a part at a look; True if they decide the test."""
+        told = self._told.setdefault(at_ns, {})
+        told[part] = counts
+        if len(told) < self._parts or self._test.decided is not None:
+            return False
+        del self._told[at_ns]
+        self._test.decide(_sum(told.values()), at_ns)
+        return self._test.decided is not None
+
+
+def _sum(counts: Iterable[LookCounts]) -> LookCounts:
+    return LookCounts(*map(sum, zip(*counts, strict=True)))
 
 
 def _count(record: Record, counted: slice, now_ns: int) -> tuple[int, int, int]:

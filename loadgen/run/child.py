@@ -55,10 +55,10 @@ class TaskProcess:
         await child.tell(pickle.dumps(task))
         return child
 
-    async def hear(self, word: bytes) -> bytes:
+    async def hear(self, word: bytes, takes: Callable[[bytes], bool] | None = None) -> bytes:
         """Wait for a line that begins with a word; returns its rest, or nothing if the child is lost.
 
-        Raises the error that the child says instead.
+        Lines that `takes` is true for say nothing about progress. Raises the error that the child says instead.
         """
         while not self.lost:
             try:
@@ -76,7 +76,8 @@ class TaskProcess:
                 raise ConfigError(line.removeprefix(REFUSED).decode())
             if line.startswith(word):
                 return line.removeprefix(word)
-            self.progress = line
+            if takes is None or not takes(line):
+                self.progress = line
         return b""
 
     async def tell(self, content: bytes) -> None:

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.interim import InterimTest, PartialLooks
 from sluice.loadgen.records.progress import QueryCounts
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.statistics import distribution
@@ -44,8 +44,8 @@ class Issuer:
     `start_ns` is the start of the run on the monotonic clock; 0 before. `baseline_lateness_ms` is how late the client's
     alarms were before the run, when it had nothing else to do: their 99th percentile. `cpu_ns` is the CPU time of the
     run, and `cpu_share` the share of one core that the process used while it issued, or None for a run too short to
-    tell. `interim` is the test that may end
-    the run before its schedule does. `cancel_ns` is as in `Schedule`, and is repeated with it.
+    tell. `interim` is the test that may end the run before its schedule does; so does `over`, once it is set.
+    `cancel_ns` is as in `Schedule`, and is repeated with it.
     """
 
     def __init__(
@@ -53,8 +53,9 @@ class Issuer:
         record: Record,
         pacing: Pacing = OPEN_LOOP,
         cancel_ns: npt.NDArray[np.int64] | None = None,
-        interim: InterimTest | None = None,
+        interim: InterimTest | PartialLooks | None = None,
         kept: Container[int] | None = None,
+        over: asyncio.Event | None = None,
     ) -> None:
         if pacing.from_issue:
             record.due_ns = record.due_ns.copy()
@@ -66,6 +67,7 @@ class Issuer:
         self._pacing = pacing
         self._paced = pacing != OPEN_LOOP
         self._interim = interim
+        self._over = over
         self._kept = kept
         self._next_look: asyncio.TimerHandle | None = None
         self._cancel_ns = None if cancel_ns is None else np.ascontiguousarray(cancel_ns).data
@@ -127,12 +129,15 @@ class Issuer:
                 self._alarm.arm(self.start_ns + self._due[0])
                 timers = self._set_timers(loop, drain_timeout_s)
                 self._plan_look()
+                ending = None if self._over is None else loop.create_task(self._end_when(self._over))
                 since_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
                 await self._all_issued.wait()
                 if (took_ns := time.monotonic_ns() - since_ns) >= _SHORTEST_SHARE_NS:
                     self.cpu_share = (time.process_time_ns() - cpu_ns) / took_ns
                 for timer in timers:
                     timer.cancel()
+                if ending is not None:
+                    ending.cancel()
                 if self._settled < self._issued:
                     await self._drain(drain_timeout_s)
                 self.cpu_ns = time.process_time_ns() - cpu_ns
@@ -157,6 +162,10 @@ class Issuer:
         if self._settled == self._issued:
             self._finished.set()
 
+    async def _end_when(self, over: asyncio.Event) -> None:
+        await over.wait()
+        self._end()
+
     def _plan_look(self) -> None:
         if self._interim is not None and math.isfinite(look_ns := self._interim.next_look_ns):
             wait_ns = self.start_ns + look_ns - time.monotonic_ns()
@@ -164,7 +173,7 @@ class Issuer:
                 max(wait_ns, 0) / NS_PER_S, self._look, self._interim
             )
 
-    def _look(self, interim: InterimTest) -> None:
+    def _look(self, interim: InterimTest | PartialLooks) -> None:
         interim.look(self._record, time.monotonic_ns() - self.start_ns)
         if interim.decided is not None:
             self._end()

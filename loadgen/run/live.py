@@ -1,12 +1,13 @@
 """Queries against a live target, driven by one process."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.interim import InterimTest, PartialLooks
 from sluice.loadgen.records.outputs import Outputs
 from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
@@ -90,19 +91,22 @@ async def drive(
     target: Target,
     plan: RunPlan,
     start: Start = start_at_once,
-    interim: InterimTest | None = None,
+    interim: InterimTest | PartialLooks | None = None,
     watch: Watch = unwatched,
+    over: asyncio.Event | None = None,
 ) -> Driven:
     """Issue a plan's queries and wait for their answers; the target is closed at the end.
 
-    `interim` is the test that may end the run early. Raises `TargetUnreachable`, and `ConfigError` for an output that
-    the answers do not have.
+    `interim` is the test that may end the run early; so does `over`, once it is set. Raises `TargetUnreachable`, and
+    `ConfigError` for an output that the answers do not have.
     """
     keeps_answers = plan.table.is_labelled or config.kept_outputs is not None
     record = Record.of(plan.schedule, plan.slo_ns, keeps_answers)
     kept = None if config.kept_outputs is None else config.kept_outputs.queries(len(record))
     # Labels need the answers of all queries.
-    issuer = Issuer(record, plan.pacing, plan.schedule.cancel_ns, interim, None if plan.table.is_labelled else kept)
+    issuer = Issuer(
+        record, plan.pacing, plan.schedule.cancel_ns, interim, None if plan.table.is_labelled else kept, over
+    )
     try:
         await target.prepare(plan.requests, issuer, keeps_answers)
     except BaseException:

@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from sluice.loadgen.records.interim import InterimTest, JoinedLooks, LookCounts
 from sluice.loadgen.records.progress import QueryCounts, Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.run.child import TaskProcess
 from sluice.loadgen.run.issuer import on_interrupt
 from sluice.loadgen.run.live import Driven, no_predictions
 from sluice.loadgen.run.plan import RunPlan
-from sluice.loadgen.run.shard import DONE, READY, Task
+from sluice.loadgen.run.shard import DONE, LOOK, OVER, READY, Task
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
@@ -33,13 +34,19 @@ def automatic_count() -> int:
     return min(MAX_PROCESSES, max(1, len(available_cores()) - 1))
 
 
-async def drive_in_processes(config: RunConfig, plan: RunPlan, watch: Watch = unwatched) -> Driven:
+async def drive_in_processes(
+    config: RunConfig, plan: RunPlan, interim: InterimTest | None = None, watch: Watch = unwatched
+) -> Driven:
     """Drive a plan with `config.procs` processes, and join what they have measured; counts are those of a second ago.
+
+    `interim` is the test that may end the run early, decided by what all processes count at its looks.
 
     The queries of a process that is lost count as errors, and `Driven.lost` says so. Raises `ConfigError` and
     `TargetUnreachable` as `drive` does.
     """
     plan.pacing.part(0, config.procs)  # refuses what the processes would refuse
+    looks = None if interim is None else JoinedLooks(interim, config.procs)
+    over = asyncio.Event()
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         shards: list[_Shard] = []
         try:
@@ -47,7 +54,7 @@ async def drive_in_processes(config: RunConfig, plan: RunPlan, watch: Watch = un
                 own = _share(config, index)
                 file = Path(folder, str(index))
                 task = Task(config, own, index, config.procs, plan.schedule.digest, file)
-                shards.append(_Shard(task, await TaskProcess.start("sluice.loadgen.run.shard", task)))
+                shards.append(_Shard(task, await TaskProcess.start("sluice.loadgen.run.shard", task), looks, over))
             await asyncio.gather(*(shard.get_ready() for shard in shards))
             watch(partial(_counts, shards))
             with on_interrupt(asyncio.get_running_loop(), partial(_interrupt, shards)):
@@ -59,11 +66,13 @@ async def drive_in_processes(config: RunConfig, plan: RunPlan, watch: Watch = un
 
 
 class _Shard:
-    """One process."""
+    """One process; `over` is set when the `looks` of all have decided the run."""
 
-    def __init__(self, task: Task, child: TaskProcess) -> None:
+    def __init__(self, task: Task, child: TaskProcess, looks: JoinedLooks | None, over: asyncio.Event) -> None:
         self._task = task
         self._child = child
+        self._looks = looks
+        self._over = over
 
     @property
     def lost(self) -> str:
@@ -86,7 +95,24 @@ class _Shard:
     async def finish(self, start_ns: int) -> None:
         """Tell the process the start, and wait until it has driven its queries."""
         await self._child.tell(b"%d\n" % start_ns)
-        await self._child.hear(DONE)
+        ending = asyncio.get_running_loop().create_task(self._end_when_over())
+        try:
+            await self._child.hear(DONE, self._takes_look)
+        finally:
+            ending.cancel()
+
+    async def _end_when_over(self) -> None:
+        await self._over.wait()
+        await self._child.tell(OVER)
+
+    def _takes_look(self, line: bytes) -> bool:
+        """Add the counts of a look, if the line tells them."""
+        if self._looks is None or not line.startswith(LOOK):
+            return False
+        at_ns, *counts = map(int, line.removeprefix(LOOK).split())
+        if self._looks.add(self._task.index, at_ns, LookCounts(*counts)):
+            self._over.set()
+        return True
 
     def interrupt(self) -> None:
         """Pass an interrupt on."""

@@ -130,11 +130,10 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
     except BaseException:
         await target.close()
         raise
-    # Each of several processes knows its own queries only, so they do not end a run early.
-    interim = interim_test(config, plan) if config.procs == 1 else None
+    interim = interim_test(config, plan)
     if config.procs > 1:
         await target.close()
-        driven = await drive_in_processes(config, plan, watch)
+        driven = await drive_in_processes(config, plan, interim, watch)
     else:
         driven = await drive(config, target, plan, interim=interim, watch=watch)
     # A target inside the client would be made once more to be asked.

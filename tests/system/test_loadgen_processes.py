@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from sluice.loadgen.records.interim import EarlyVerdict
 from sluice.loadgen.records.progress import QueryCounts
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource, TargetModel
@@ -66,6 +67,20 @@ def test_the_progress_of_all_processes_is_seen_while_they_send() -> None:
     first, last = seen
     assert first == QueryCounts(0, 0)
     assert 0 < last.ended <= last.issued <= 250
+
+
+def test_processes_end_a_run_early_when_they_have_too_many_misses_together() -> None:
+    async def refuse(number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n")
+
+    with server(refuse) as url:
+        config = RunConfig(target=url, model="m", rate=200, queries=6000, warmup_s=0, slo_ms=50, procs=2)
+        result = run(msgspec.structs.replace(config, percentile=90, decide_from_s=0.0))
+    assert result.decision is EarlyVerdict.EXCLUDED
+    assert 600 < len(result.record) < 6000
+    assert result.record.status.tolist() == [Status.ERROR] * len(result.record)
+    assert (np.diff(result.record.due_ns) >= 0).all()
+    assert not result.interrupted
 
 
 def test_a_killed_process_makes_the_run_invalid_and_the_others_measure_on() -> None:

@@ -1,9 +1,10 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 
-from sluice.loadgen.records.interim import EarlyVerdict, InterimTest
+from sluice.loadgen.records.interim import EarlyVerdict, InterimTest, JoinedLooks, LookCounts, PartialLooks
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.traffic.schedule import Schedule
 
@@ -153,3 +154,48 @@ def test_looks_are_few() -> None:
         interim.look(record, int(interim.next_look_ns))
         looks += 1
     assert looks < 60
+
+
+def part_of(record: Record, index: int, parts: int) -> Record:
+    """Every query whose number leaves `index` when it is divided by `parts`."""
+    own = slice(index, None, parts)
+    part = Record.of(Schedule(record.due_ns[own], record.sample[own]), int(record.slo_ns[0]))
+    part.status[:], part.done_ns[:] = record.status[own], record.done_ns[own]
+    return part
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("latency_ns", "errors"), [(MS, 0), (MS, 3), (MS, 60), (2 * OBJECTIVE_NS, 0), (OBJECTIVE_NS + 1, 9_000)]
+)
+def test_parts_of_a_run_decide_as_the_whole(parts: int, latency_ns: int, errors: int) -> None:
+    record = record_of(10_000)
+    answer(record, latency_ns)
+    record.status[100 : 100 + errors] = Status.ERROR
+    whole, joined = planned(record, warmup_s=0.05), planned(record, warmup_s=0.05)
+    ended_ns = run(record, whole)
+    looks = JoinedLooks(joined, parts)
+    decided: list[int] = []
+
+    def add(index: int, at_ns: int, counts: LookCounts) -> None:
+        if looks.add(index, at_ns, counts):
+            decided.append(at_ns)
+
+    tests = [PartialLooks(planned(record, warmup_s=0.05), partial(add, index)) for index in range(parts)]
+    for index, test in enumerate(tests):  # one after the other: a look waits for the last part
+        while test.next_look_ns < math.inf:
+            test.look(part_of(record, index, parts), int(test.next_look_ns))
+    assert decided == [ended_ns]
+    assert joined.decided == whole.decided
+
+
+def test_a_part_that_looks_late_counts_as_of_the_time_of_the_look() -> None:
+    record = record_of(1_000)
+    answer(record, OBJECTIVE_NS)
+    told: list[tuple[int, LookCounts]] = []
+    looks = PartialLooks(planned(record), lambda at_ns, counts: told.append((at_ns, counts)))
+    first_ns = int(looks.next_look_ns)
+    looks.look(record, 900 * MS)
+    assert told[0] == (first_ns, planned(record).count(record, first_ns))
+    assert looks.next_look_ns > 900 * MS
+    assert len(told) > 5
