@@ -108,13 +108,13 @@ class InterimTest:
 
 
 class PartialLooks:
-    """The looks of a test at a part of the queries: it tells what it counts, and the decision is made elsewhere."""
+    """The looks of a test at a part of the queries: it reports what it counts, and the decision is made elsewhere."""
 
     decided = None
 
-    def __init__(self, test: InterimTest, tell: Callable[[int, LookCounts], None]) -> None:
+    def __init__(self, test: InterimTest, report: Callable[[int, LookCounts], None]) -> None:
         self._test = test
-        self._tell = tell
+        self._report = report
 
     @property
     def next_look_ns(self) -> float:
@@ -122,27 +122,27 @@ class PartialLooks:
         return self._test.next_look_ns
 
     def look(self, record: Record, now_ns: int) -> None:
-        """Tell the counts at each time of a look that has come."""
+        """Report the counts at each time of a look that has come."""
         for at_ns in self._test.take_looks(now_ns):
-            self._tell(at_ns, self._test.count(record, at_ns))
+            self._report(at_ns, self._test.count(record, at_ns))
 
 
 class JoinedLooks:
-    """Decides a test by what all `parts` of a run have told of the same look; the latest looks that some lack wait."""
+    """Decides a test by what all `parts` of a run have counted at the same look; looks that some lack wait."""
 
     def __init__(self, test: InterimTest, parts: int) -> None:
         self._test = test
         self._parts = parts
-        self._told: dict[int, dict[int, LookCounts]] = {}
+        self._reported: dict[int, dict[int, LookCounts]] = {}
 
     def add(self, part: int, at_ns: int, counts: LookCounts) -> bool:
         """Add the counts of a part at a look; True if they decide the test."""
-        told = self._told.setdefault(at_ns, {})
-        told[part] = counts
-        if len(told) < self._parts or self._test.decided is not None:
+        reported = self._reported.setdefault(at_ns, {})
+        reported[part] = counts
+        if len(reported) < self._parts or self._test.decided is not None:
             return False
-        del self._told[at_ns]
-        self._test.decide(_sum(told.values()), at_ns)
+        del self._reported[at_ns]
+        self._test.decide(_sum(reported.values()), at_ns)
         return self._test.decided is not None
 
 

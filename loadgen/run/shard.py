@@ -2,7 +2,7 @@
 
 It is a child process with a `Task`: it says when it is ready, takes the start from its input, tells the numbers of its
 queries that have left and ended once a second, writes what it has driven to the task's file, and says so. At the looks
-of a test that may end the run early it tells its counts, and it ends the run when its input says that.
+of a test that may end the run early it reports its counts, and it ends the run when its input says that.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ async def _run(task: Task) -> None:
     if whole.schedule.digest != task.digest:
         raise ConfigError("--procs: the processes made different schedules; did a file or the model change just now?")
     test = interim_test(task.whole, whole)
-    looks = None if test is None else PartialLooks(test, _tell)
+    looks = None if test is None else PartialLooks(test, _report)
     driven = await drive(task.own, target, _part(whole, task.index, task.count), start, looks, watch, over)
     with task.file.open("wb") as file:
         pickle.dump(replace(driven, record=replace(driven.record, answers=[])), file, pickle.HIGHEST_PROTOCOL)
@@ -90,7 +90,7 @@ async def _hear(commands: asyncio.StreamReader, over: asyncio.Event) -> None:
         over.set()
 
 
-def _tell(at_ns: int, counts: LookCounts) -> None:
+def _report(at_ns: int, counts: LookCounts) -> None:
     say(LOOK + b"%d %d %d %d %d" % (at_ns, *counts))
 
 

@@ -192,10 +192,10 @@ def test_parts_of_a_run_decide_as_the_whole(parts: int, latency_ns: int, errors:
 def test_a_part_that_looks_late_counts_as_of_the_time_of_the_look() -> None:
     record = record_of(1_000)
     answer(record, OBJECTIVE_NS)
-    told: list[tuple[int, LookCounts]] = []
-    looks = PartialLooks(planned(record), lambda at_ns, counts: told.append((at_ns, counts)))
+    reported: list[tuple[int, LookCounts]] = []
+    looks = PartialLooks(planned(record), lambda at_ns, counts: reported.append((at_ns, counts)))
     first_ns = int(looks.next_look_ns)
     looks.look(record, 900 * MS)
-    assert told[0] == (first_ns, planned(record).count(record, first_ns))
+    assert reported[0] == (first_ns, planned(record).count(record, first_ns))
     assert looks.next_look_ns > 900 * MS
-    assert len(told) > 5
+    assert len(reported) > 5
