@@ -25,6 +25,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.sequence_batching import SequenceRow
 from sluice.models.units import NS_PER_S
 from sluice.mps.daemon.control import MpsControl
+from sluice.mps.ipc.claim import new_claim, take
 from sluice.mps.ipc.messages import (
     AnswerCall,
     AskReady,
@@ -108,12 +109,14 @@ class HostEvents(Protocol):
 class HostedBatch:
     """A batch: the memory of its inputs, when all of them had come, and who gets the answer.
 
-    `due_ns` is the time by which it has to begin (0: none); `number` is the host's own.
+    `due_ns` is the time by which it has to begin (0: none); `number` is the host's own. `claim` is the descriptor of
+    its claim, if it was sent behind another one.
     """
 
     __slots__ = (
         "arrived_ns",
         "batch",
+        "claim",
         "due_ns",
         "inputs",
         "is_late",
@@ -145,6 +148,7 @@ class HostedBatch:
         self.run_rows = rows
         self.owner = owner
         self.arrived_ns = self.due_ns = 0
+        self.claim: int | None = None
         self.is_late = False
 
 
@@ -217,6 +221,8 @@ class WorkerHost:
         if self._timer is not None:
             self._timer.cancel()
         await self._supervisor.drain(timeout_s)
+        for batch in self._sent.values():
+            self._drop_claim(batch)
 
     @property
     def worker(self) -> ServedWorker | None:
@@ -337,23 +343,33 @@ class WorkerHost:
         return batch.batch
 
     def withdraw(self, number: int) -> None:
-        """Take a batch back if it has not begun."""
+        """Take a batch back if it has not begun: at once, even while the worker process runs another one."""
         for position, batch in enumerate(self._waiting):
             if batch.batch == number:
                 del self._waiting[position]
-                self._free_inputs(batch)
-                batch.owner.withdrawn()
-                self._ended()
+                self._answer_withdrawn(batch)
                 return
-        if number in self._sent and self._process is not None:
-            self._process.send(WithdrawBatch(number))
+        if (sent := self._sent.get(number)) is not None and self._take_back(sent):
+            self._answer_withdrawn(sent)
+
+    def _take_back(self, batch: HostedBatch) -> bool:
+        """Take a batch that was sent from the worker process; False if it has begun, or says so itself."""
+        if batch.claim is None:
+            if self._process is not None:
+                self._process.send(WithdrawBatch(batch.batch))
+            return False
+        if not take(batch.claim):
+            return False
+        del self._sent[batch.batch]
+        self._send_next()
+        return True
 
     def _send_next(self) -> None:
         """Send batches to the worker process until it has enough."""
         while self._waiting and len(self._sent) < SENT_AHEAD and self._process is not None:
             batch = self._waiting.popleft()
             if batch.due_ns and monotonic_ns() >= batch.due_ns:
-                self._answer_refused(batch, Fault.DEADLINE, "its deadline passed before it began")
+                self._answer_late(batch)
                 continue
             run = RunBatch(
                 batch.batch,
@@ -363,8 +379,9 @@ class WorkerHost:
                 batch.requests,
                 batch.sequences,
             )
+            batch.claim = new_claim() if self._sent else None
             try:
-                self._process.send(run)
+                self._process.send(run, () if batch.claim is None else (batch.claim,))
             except PartitionError as error:
                 self._answer_refused(batch, Fault.RESOURCES, str(error))
                 continue
@@ -390,19 +407,36 @@ class WorkerHost:
 
     def _late(self, batch: HostedBatch) -> None:
         self._timer = None
-        if batch.batch in self._sent and self._process is not None:
+        if batch.batch in self._sent:
             batch.is_late = True
-            self._process.send(WithdrawBatch(batch.batch))
+            if self._take_back(batch):
+                self._answer_late(batch)
+
+    def _answer_late(self, batch: HostedBatch) -> None:
+        self._answer_refused(batch, Fault.DEADLINE, "its deadline passed before it began")
 
     def _answer_refused(self, batch: HostedBatch, fault: Fault, reason: str) -> None:
-        self._free_inputs(batch)
+        self._release(batch)
         batch.owner.refused(fault, reason)
         self._ended()
 
-    def _free_inputs(self, batch: HostedBatch) -> None:
+    def _answer_withdrawn(self, batch: HostedBatch) -> None:
+        self._release(batch)
+        batch.owner.withdrawn()
+        self._ended()
+
+    def _release(self, batch: HostedBatch) -> None:
+        """Free what a batch has here, once it has ended or is not to begin."""
         if batch.slot is not None:
             self._slots.free(batch.slot)
             batch.slot = None
+        self._drop_claim(batch)
+
+    @staticmethod
+    def _drop_claim(batch: HostedBatch) -> None:
+        if batch.claim is not None:
+            os.close(batch.claim)
+            batch.claim = None
 
     def _ended(self) -> None:
         if self.on_idle is not None and not self.open_batches:
@@ -534,14 +568,12 @@ class WorkerHost:
         elif isinstance(message, BatchRefused):
             self._answer_refused(batch, _FAULTS[message.fault], message.message)
         elif isinstance(message, BatchWithdrawn) and batch.is_late:
-            self._answer_refused(batch, Fault.DEADLINE, "its deadline passed before it began")
+            self._answer_late(batch)
         elif isinstance(message, BatchWithdrawn):
-            self._free_inputs(batch)
-            batch.owner.withdrawn()
-            self._ended()
+            self._answer_withdrawn(batch)
 
     def _finished(self, batch: HostedBatch, message: BatchFinished) -> None:
-        self._free_inputs(batch)
+        self._release(batch)
         outputs = [self._view(output) for output in message.outputs]
         waited_ns = max(message.started_ns - batch.arrived_ns, 0)
         batch.owner.finished(message, waited_ns, outputs, self._keep(message))

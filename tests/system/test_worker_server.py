@@ -267,11 +267,30 @@ def test_batches_begin_within_their_deadline_or_not_at_all_and_can_be_taken_back
             withdrawn = gateway.run("held:1", x=ROW)
             gateway.session.send(Withdraw(withdrawn))
             assert (await gateway.next(Withdrawn)).batch == withdrawn
-            await asyncio.sleep(0.1)  # longer than the deadlines
-            gate.open()
             refused = {(each.batch, each.fault) for each in [await gateway.next(RunRefused) for _ in range(2)]}
             assert refused == {(next_one, Fault.DEADLINE), (late, Fault.DEADLINE)}
+            gate.open()
             assert (await gateway.outputs())[0].batch == running
+
+    asyncio.run(ask())
+
+
+def test_batches_that_the_worker_process_has_are_taken_back_while_another_one_runs(
+    worker: WorkerProcess, models: dict[str, RemoteModel], gate: Gate
+) -> None:
+    async def ask() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            assert (await gateway.load(models["held"])).table is not None
+            running = gateway.run("held:1", x=ROW)
+            taken_back = [gateway.run("held:1", x=ROW) for _ in range(5)]
+            for batch in taken_back:  # each is sent to the process once the one before is gone
+                gateway.session.send(Withdraw(batch))
+            assert [(await gateway.next(Withdrawn)).batch for _ in taken_back] == taken_back
+            last = gateway.run("held:1", x=ROW)
+            gate.open()
+            first, second = [await gateway.outputs() for _ in range(2)]
+            assert [first[0].batch, second[0].batch] == [running, last]
+            assert second[1]["y"] - first[1]["y"] == 1  # nothing ran in between
 
     asyncio.run(ask())
 
