@@ -290,7 +290,7 @@ def test_batches_that_the_worker_process_has_are_taken_back_while_another_one_ru
             gate.open()
             first, second = [await gateway.outputs() for _ in range(2)]
             assert [first[0].batch, second[0].batch] == [running, last]
-            assert second[1]["y"] - first[1]["y"] == 1  # nothing ran in between
+            assert second[1]["y"].item() - first[1]["y"].item() == 1  # nothing ran in between
 
     asyncio.run(ask())
 
