@@ -90,9 +90,12 @@ PYTEST := nice -n 5 $(PYTEST_ALONE)
 check-unit: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -q tests/unit --ignore=tests/unit/gateway
 
-# The long simulations run where the core is compiled, which takes half the time, or where nothing can be compiled.
-LONG_SIMULATIONS := $(addprefix tests/simulation/test_,overload.py planned.py shares.py) \
-	tests/unit/loadgen/papers/test_quick_runs.py
+# The long simulations run where the core is compiled, which takes half the time, or where nothing can be compiled. Both
+# builds decide the same (tests/compiled, and what runs on both).
+LONG_SIMULATIONS := $(addprefix tests/simulation/test_,autoscaling.py overload.py pauses.py planned.py \
+		scheduler_simulation.py shares.py) \
+	tests/unit/loadgen/papers tests/unit/loadgen/reports/test_search.py \
+	tests/unit/loadgen/run/test_search_in_simulation.py
 
 # The core is what needs no server. A file of tests that no other part names is in test-core-rest. What the core decides
 # must not depend on the order of sets, so what compares its decisions runs once more with other hashes of strings: where
@@ -138,7 +141,7 @@ compile-if-possible: $(TEST)/installed-$(ORT)
 test-compiled-core: compile-if-possible
 	@test ! -e $(COMPILED).made || { \
 		PYTHONHASHSEED=2 $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
-		$(addprefix tests/simulation/test_,equivalence.py pauses.py scheduler_simulation.py whole_gateway.py) && \
+		$(addprefix tests/simulation/test_,equivalence.py whole_gateway.py) && \
 		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5; }
 
 test-compiled-hot-path: compile-if-possible
