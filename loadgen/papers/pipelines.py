@@ -117,23 +117,23 @@ def images_per_s(url: str, folder: Path, clients: int, batch: int, seconds: floa
 
 
 def run(effort: Effort) -> ExperimentReport:
-    """Both ways in turns, image by image; a real server never takes the same time twice."""
+    """Both ways in turns, image by image; a real server never takes the same time twice.
+
+    A quick run has no slower classifiers.
+    """
     passes, seconds, batches = (2, 0.3, BATCHES[::2]) if effort.quick else (max(5, 2 * effort.seeds), 2.0, BATCHES)
     usual = measured(CHANNELS, passes, batches, seconds)
-    slow = measured(SLOW_CHANNELS, max(2, passes // 4), (), 0.0)
     ways = [way for form in FORMS for way in _ways(form, usual)]
-    slower = f", with classifiers of {slow.classifier_ms:.0f} ms"
-    slow_ways = [way for form in FORMS for way in _ways(form, slow, slower)]
+    if not effort.quick:
+        slow = measured(SLOW_CHANNELS, max(3, passes // 4), (), 0.0)
+        ways += [way for form in FORMS for way in _without_gate(form, slow)]
     reads, live = stored_objects.play_all(effort), stored_objects.read_live(effort)
-    findings = (
-        *(finding for finding, _ in ways),
-        *(structs.replace(finding, gate="", verdict=GateVerdict.SHOWN, why="") for finding, _ in slow_ways),
-        *(_gain(clients, usual.rates[clients]) for clients in CLIENTS),
-        stored_objects.finding(reads),
-        stored_objects.live_finding(live),
+    gains = (_gain(clients, usual.rates[clients]) for clients in CLIENTS)
+    return ExperimentReport(
+        (*(finding for finding, _ in ways), *gains, stored_objects.finding(reads), stored_objects.live_finding(live)),
+        (_table(row for _, row in ways), stored_objects.table(reads)),
+        (_plot(usual.rates),),
     )
-    rows = (row for _, row in (*ways, *slow_ways))
-    return ExperimentReport(findings, (_table(rows), stored_objects.table(reads)), (_plot(usual.rates),))
 
 
 def measured(channels: Sequence[int], passes: int, batches: Sequence[int], seconds: float) -> Measured:
@@ -177,6 +177,11 @@ def _ways(form: str, times: Measured, models: str = "") -> Iterable[tuple[Experi
         took = f"{asked:.2f} | {median(chained):.2f} ms | {median(whole):.2f} ms | {least_ms:.2f} ms"
         spread = f"{ours:.3f} | {interval.low:.3f} to {interval.high:.3f}"
         yield finding, f"| {name} | {form} | {times.classifier_ms:.1f} ms | {took} | {spread} |"
+
+
+def _without_gate(form: str, times: Measured) -> Iterable[tuple[ExperimentFinding, str]]:
+    for finding, row in _ways(form, times, f", with classifiers of {times.classifier_ms:.0f} ms"):
+        yield structs.replace(finding, gate="", verdict=GateVerdict.SHOWN, why=""), row
 
 
 def _gain(clients: int, rates: Mapping[int, float]) -> ExperimentFinding:
