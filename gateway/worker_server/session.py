@@ -135,9 +135,13 @@ class LeasedSession:
         self._drop_slot()
         self._files_loading.close()
         self._gateway_files.close(reason)
-        for number in list(self._batches.values()):
-            self._host.withdraw(number)
+        self._withdraw_all()
         self._owner.session_ended(self, reason)
+
+    def _withdraw_all(self) -> None:
+        """Take back what has not begun, the last batches first: none is sent to the process in place of another one."""
+        for number in reversed(list(self._batches.values())):
+            self._host.withdraw(number)
 
     def asked(self, gateway: str, workers: int) -> None:
         """Another gateway, which has that many workers, was refused."""
@@ -188,8 +192,7 @@ class LeasedSession:
             self._gateway_files.answered(message)
         elif isinstance(message, Drain):
             self._is_draining = True
-            for number in list(self._batches.values()):
-                self._host.withdraw(number)
+            self._withdraw_all()
         else:
             raise PartitionError(f"a {message_name(message)} came within a session")
 

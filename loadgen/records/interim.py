@@ -92,7 +92,7 @@ class InterimTest:
         return taken
 
     def count(self, record: Record, at_ns: int) -> LookCounts:
-        """The queries of the run, or of a part of it, as they were `at_ns` after its start, which is not in future."""
+        """The queries of the run, or of a part of it, as they were `at_ns` after its start; that time is past."""
         first = int(np.searchsorted(record.due_ns, self._warmup_ns))
         end = int(np.searchsorted(record.due_ns, at_ns - self._objective_ns, side="right"))
         return LookCounts(end, *_count(record, slice(first, max(first, end)), at_ns))
@@ -128,7 +128,7 @@ class PartialLooks:
 
 
 class JoinedLooks:
-    """Decides a test by what all `parts` of a run have counted at the same look; looks that some lack wait."""
+    """Decides a test once all `parts` of a run have counted their queries at the same look."""
 
     def __init__(self, test: InterimTest, parts: int) -> None:
         self._test = test
