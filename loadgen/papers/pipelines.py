@@ -171,7 +171,7 @@ def _ways(form: str, times: Measured, models: str = "") -> Iterable[tuple[Experi
             f"a request that is saved takes {saved_ms:.1f} ms, of {median(chained):.1f} ms for all of an image; none "
             f"takes less than its models alone: {least_ms:.1f} ms, {least_ms / median(chained):.3f} of that"
         )
-        quantity = f"mean latency of the {name} as one request, by that of one for each model, {form}{models}"
+        quantity = f"{models}mean latency of the {name} as one request, by that of one for each model, {form}"
         gate = f"at most {bound:.3f}"
         finding = gated(quantity, f"{ours:.3f}", published=f"{bound:.3f}", gate=gate, is_met=ours <= bound, why=why)
         took = f"{asked:.2f} | {median(chained):.2f} ms | {median(whole):.2f} ms | {least_ms:.2f} ms"
@@ -180,7 +180,7 @@ def _ways(form: str, times: Measured, models: str = "") -> Iterable[tuple[Experi
 
 
 def _without_gate(form: str, times: Measured) -> Iterable[tuple[ExperimentFinding, str]]:
-    for finding, row in _ways(form, times, f", with classifiers of {times.classifier_ms:.0f} ms"):
+    for finding, row in _ways(form, times, f"with classifiers of {times.classifier_ms:.0f} ms: "):
         yield structs.replace(finding, gate="", verdict=GateVerdict.SHOWN, why=""), row
 
 
