@@ -469,10 +469,12 @@ class Places:
                 continue
             mask = tuple(each.stage.index for each in search.opened if each.batch.partition.group is group)
             table = self._opening(pipeline, stage, mask, group)
-            gap_ns = row_gap_ns * group.counted / part_of_rows(model, group)
+            gap_ns = row_gap_ns / part_of_rows(model, group)
             part = self._shares.part(group, model.pipelines)
             is_last = all(each.order_ns <= batch.order_ns or each.members == 1 for each in batch.partition.planned)
-            come, wait_ns = larger_later_ns(table, until_ns, left_ns, search.last.depth, gap_ns, part, is_last=is_last)
+            come, wait_ns = larger_later_ns(
+                table, until_ns, left_ns, search.last.depth, gap_ns, part, group.counted, is_last=is_last
+            )
             # Who asks for less than its share while others ask for more pays no price.
             if wait_ns and not self._shares.is_entitled(pipeline, group):
                 return Postponed(group, wait_ns)

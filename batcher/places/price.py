@@ -8,7 +8,7 @@ does least when most is asked of it. Nexus (SOSP'19, section 4) drops requests e
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import hypot
+from math import hypot, sqrt
 from typing import NamedTuple
 
 from sluice.batcher.places.planned_batches import length_on_ns, slow_ns, spread_ns
@@ -18,6 +18,8 @@ WORTHWHILE = 1.02
 """Waiting for a larger batch is worth it if its rate is higher by this factor."""
 CALM = 1.1
 """Where the best batches could serve this many times the rows that come, those behind a small one are larger again."""
+MOST_SHARED = 2.0
+"""The rows of several partitions come to their open batch at most so many times as slowly as they come to all."""
 NEAR = 0.9
 """The least rate of batches that are planned before others, in parts of the highest."""
 MOST_GATHERED = 64
@@ -106,7 +108,15 @@ def _tails_ns(last: _Following, rows: int, group: PartitionGroup, caution: float
 
 
 def larger_later_ns(
-    opening: Opening, until_ns: int, left_ns: int, depth: float, row_gap_ns: float, share: float, *, is_last: bool
+    opening: Opening,
+    until_ns: int,
+    left_ns: int,
+    depth: float,
+    row_gap_ns: float,
+    share: float,
+    partitions: int,
+    *,
+    is_last: bool,
 ) -> tuple[float, int]:
     """The rows to expect of batches that start in `until_ns`, and how long to wait until larger ones can be opened.
 
@@ -114,31 +124,35 @@ def larger_later_ns(
     `depth` as in `PlannedBatch`. There is no need to wait (0) if they can be full, if none that is opened later would
     have a higher rate, or if even such small batches serve all rows that come in the `share` of the partition's time,
     or the best ones that there is time for `CALM` times as many.
-    Rows come every `row_gap_ns`, and each request has as much time as this one. Batches that are not the last ones of
-    their partition take their time from those behind them, so their rate must be near the highest on an idle machine.
+    Rows come to the group every `row_gap_ns`, and each request has as much time as this one. Each of its `partitions`
+    runs its part of them. One batch is open at a time: where partitions start in turn it gets all rows that come, and
+    where they start at once its part, so it is taken to get more than that by the root of their number. Batches that
+    are not the last ones of their partition take their time from those behind them, so their rate must be near the
+    highest on an idle machine.
     """
     rows, cost_ns = opening.rows, opening.cost_ns
     most = len(rows) - 1
     while most and opening.added_ns(most, depth) > left_ns:
         most -= 1
-    come = min(float(rows[most]), 1 + until_ns / row_gap_ns)
+    open_gap_ns, own_gap_ns = row_gap_ns * min(sqrt(partitions), MOST_SHARED), row_gap_ns * partitions
+    come = min(float(rows[most]), 1 + until_ns / open_gap_ns)
     if most == len(rows) - 1:
         return come, 0
     index = most
     while index and rows[index - 1] >= come:
         index -= 1
     rate = come / max(cost_ns[index], 1)
-    if share * rate * row_gap_ns >= 1:
+    if share * rate * own_gap_ns >= 1:
         return come, 0
     best = max(
         [
             size / cost_ns[index]
             for index, size in enumerate(rows)
-            if opening.added_ns(index, 1.0) + size * row_gap_ns <= left_ns + until_ns
+            if opening.added_ns(index, 1.0) + size * own_gap_ns <= left_ns + until_ns
         ],
         default=rate,
     )
-    if share * best * row_gap_ns >= CALM:
+    if share * best * own_gap_ns >= CALM:
         return come, 0
     if not is_last:
         return come, 0 if rate >= NEAR * best else until_ns + 1
@@ -146,6 +160,6 @@ def larger_later_ns(
         wait_ns = opening.added_ns(larger, depth) - left_ns
         if wait_ns > until_ns:
             break
-        if until_ns - wait_ns >= rows[larger] * row_gap_ns and rows[larger] > WORTHWHILE * rate * cost_ns[larger]:
+        if until_ns - wait_ns >= rows[larger] * open_gap_ns and rows[larger] > WORTHWHILE * rate * cost_ns[larger]:
             return come, wait_ns
     return come, 0

@@ -19,6 +19,7 @@ from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArr
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import CERTAINTY, S, chain, model, single, spec_of
 
 FULL = 16
@@ -75,8 +76,9 @@ def simulate(
     *,
     partitions: int = 1,
     length_s: float = 5,
+    table: LatencyTable | None = None,
 ) -> dict[str, Answers]:
-    """Answers by pipeline after a second; of several partitions, each holds a model of its own."""
+    """Answers by pipeline after a second; of as many partitions as models, each holds a model of its own."""
     pipelines = [msgspec.structs.replace(each, late=late) for each in pipelines]
     keys = sorted({stage.model for each in pipelines for stage in each.stages if stage.model is not None})
     names = [f"p{number}" for number in range(partitions)]
@@ -106,8 +108,8 @@ def simulate(
                     counts[arrival.pipeline][decision.outcome] += 1
 
     scheduler = Scheduler(spec)
-    held = {name: [keys[number]] if partitions > 1 else keys for number, name in enumerate(names)}
-    tables = {name: {key: STAGE.table(1) for key in mine} for name, mine in held.items()}
+    held = {name: [keys[number]] if partitions == len(keys) else keys for number, name in enumerate(names)}
+    tables = {name: dict.fromkeys(mine, table or STAGE.table(1)) for name, mine in held.items()}
     simulator = Simulator(scheduler, Machine(tables, noise, random.Random(2)), observe, HOST)
     for name in names:
         simulator.at(0, PartitionReady(name, tables[name]))
@@ -220,3 +222,16 @@ def test_a_hog_takes_nothing_from_a_modest_model(batches: float, cv: float, late
     assert answers["modest"].in_time >= 0.98 * answers["modest"].offered
     assert sum(each.in_time for each in answers.values()) >= 0.9 * PEAK
     assert answers["hog"].late <= TARDY
+
+
+@pytest.mark.parametrize("partitions", [3, 5, 8])
+@pytest.mark.parametrize("late", Late)
+def test_equal_partitions_run_the_batches_that_their_objective_allows(partitions: int, late: Late) -> None:
+    # Eight rows leave 15 of 42 ms to gather them, in which far more come. Single rows would be in time sooner and take
+    # nearly as long: if each opened a batch as soon as that, all batches would have about four rows.
+    table = LatencyTable.from_ms({1: 20, 2: 21, 4: 23, 8: 27, 16: 35})
+    rate = 0.8 * partitions * 16 / 0.035
+    loads = {"p": Load(rate, 0.042, EVEN)}
+    answers = simulate([single("m:1", name="p")], loads, late, partitions=partitions, table=table)["p"]
+    assert answers.in_time > 0.93 * partitions * 8 / 0.027
+    assert answers.late < 0.01

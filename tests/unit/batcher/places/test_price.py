@@ -111,14 +111,26 @@ def test_what_may_take_longer_for_two_reasons_seldom_does_so_for_both() -> None:
 def test_it_is_worth_waiting_for_larger_batches_only_where_small_ones_do_not_serve_all_that_comes(
     left_us: int, until_us: int, gap_us: int, share: float, is_last: bool, expected: tuple[float, int]
 ) -> None:
-    assert larger_later_ns(BATCHES, until_us * US, left_us * US, 1.0, gap_us * US, share, is_last=is_last) == expected
+    assert (
+        larger_later_ns(BATCHES, until_us * US, left_us * US, 1.0, gap_us * US, share, 1, is_last=is_last) == expected
+    )
 
 
 def test_without_a_gain_from_batches_there_is_nothing_to_wait_for() -> None:
-    assert larger_later_ns(NO_GAIN, 10 * MS, 0, 1.0, 500 * US, 1.0, is_last=True) == (1.0, 0)
+    assert larger_later_ns(NO_GAIN, 10 * MS, 0, 1.0, 500 * US, 1.0, 1, is_last=True) == (1.0, 0)
 
 
 def test_there_is_longer_to_wait_where_batches_may_be_slow_and_others_are_before() -> None:
     for depth, wait_us in ((1.0, 130), (3.0, 190)):
-        found = larger_later_ns(SLOW_AT_TIMES, 3 * MS, 0, depth, 327 * US, 1.0, is_last=True)
+        found = larger_later_ns(SLOW_AT_TIMES, 3 * MS, 0, depth, 327 * US, 1.0, 1, is_last=True)
         assert found == (1.0, wait_us * US)
+
+
+def test_the_open_batch_of_several_partitions_gets_more_than_its_part_of_the_rows() -> None:
+    # Two rows have to come in 900 us. Of four partitions that start at any times, the open batch is taken to get half
+    # of what comes to all.
+    for partitions, gap_us in ((1, 450), (4, 225), (16, 225)):
+        found = larger_later_ns(BATCHES, MS, 0, 1.0, gap_us * US, 1.0 / partitions, partitions, is_last=True)
+        assert found == (1.0, 100 * US)
+        found = larger_later_ns(BATCHES, MS, 0, 1.0, (gap_us + 10) * US, 1.0 / partitions, partitions, is_last=True)
+        assert found == (1.0, 0)
