@@ -19,7 +19,7 @@ WORTHWHILE = 1.02
 CALM = 1.1
 """Where the best batches could serve this many times the rows that come, those behind a small one are larger again."""
 MOST_SHARED = 2.0
-"""The rows of several partitions come to their open batch at most so many times as slowly as they come to all."""
+"""The open batch of several partitions gets at least one in this many of all rows."""
 NEAR = 0.9
 """The least rate of batches that are planned before others, in parts of the highest."""
 MOST_GATHERED = 64
