@@ -36,6 +36,8 @@ class _Lines:
             if not line.endswith(b"\n"):
                 if len(line) == MAX_LINE_BYTES:
                     raise ConfigError(f"journal line {self.read + 1}: expected at most {MAX_LINE_BYTES} bytes")
+                if not self.read:
+                    raise ConfigError("journal line 1: expected the scheduler's spec, the line is cut off")
                 self.is_cut = True
                 return
             self.read += 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sluice.batcher.interface.instance_config import instance_config
-from sluice.batcher.interface.planner_config import ServedPlanner
+from sluice.batcher.interface.planner_config import Replan, ServedPlanner
 from sluice.batcher.interface.residency_config import OnMiss, Prewarm
 from sluice.batcher.policies.base import AnyPolicySettings
 from sluice.batcher.policies.deadline import DeadlineSettings
@@ -98,10 +98,13 @@ def _planner(config: ServerConfig) -> Iterator[Contradiction]:
     if planner.seed and planner.name is not ServedPlanner.AQUATOPE:
         yield Contradiction("planner.seed", f"seed has no effect with planner {planner.name}: expected aquatope")
     planned = []
+    loose = "percentile 100 does not make batches run as planned"
     if planner.name is not ServedPlanner.EXACT:
         planned.append(("planner", f"planner {planner.name} has no effect"))
     if config.percentile == 100:
-        planned.append(("percentile", "percentile 100 does not make batches run as planned"))
+        planned.append(("percentile", loose))
+        if planner.name is not ServedPlanner.EXACT or planner.replan is Replan.ONCE:
+            yield Contradiction("percentile", f"{loose}: expected planner exact with replan dispatch")
     if not any(isinstance(policy, DeadlineSettings) for policy in (config.policy, *(each.policy for each in single))):
         lacking = "no model has the policy deadline"
     elif not any(

@@ -26,6 +26,8 @@ from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.command_line import Parser
 from sluice.models.errors import ServingError
 
+OUTPUT_CLOSED = 141
+"""Exit status when the reader of the output has closed it, as of a program that SIGPIPE ends."""
 _COMMANDS = (
     run,
     find_max,
@@ -52,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parse(given)
         status: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OUTPUT_CLOSED
     except TargetUnreachable as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return UNREACHABLE

@@ -31,6 +31,10 @@ def test_a_journal_that_ends_within_a_line_is_replayed_up_to_it(tmp_path: Path) 
     status, said = replayed(text[:30], path)
     assert (status, said) == (
         2,
+        f"sluice: {path}: journal line 1: expected the scheduler's spec, the line is cut off\n",
+    )
+    assert replayed(b"", path) == (
+        2,
         f"sluice: {path}: journal line 1: expected the scheduler's spec, the journal is empty\n",
     )
 

@@ -148,6 +148,8 @@ def test_a_mistyped_argument_is_answered_with_what_was_meant(
         ("planner: {name: orion, seed: 3}", "planner.seed"),
         ("{percentile: 100, policy: aimd}", "percentile"),
         ("{percentile: 100, instances: srtf}", "percentile"),
+        ("{percentile: 100, planner: infless}", "percentile"),
+        ("{percentile: 100, planner: {name: exact, replan: once}}", "percentile"),
         ("residency: {on_miss: stop, prewarm: 'off'}", "residency.on_miss"),
         ("limits: {memory_mb: 1}", "limits.memory_mb"),
         ("limits: {input_arena_mb: 1}", "limits.input_arena_mb"),
