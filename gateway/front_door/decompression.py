@@ -42,8 +42,11 @@ def decompress(body: Buffer, max_bytes: int, budget: Budget | None = None, what:
         if stream.unused_data:
             raise RequestError(f"the {what} cannot be decompressed: there is data after its end")
         return decoded
-    except zlib.error as error:
-        raise RequestError(f"the {what} cannot be decompressed: {error}") from error
+    except Exception as error:
+        decoded.clear()  # the error has this frame, so who keeps the one would keep the other
+        if isinstance(error, zlib.error):
+            raise RequestError(f"the {what} cannot be decompressed: {error}") from error
+        raise
     finally:
         if budget is not None:
             budget.shrink(taken)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.gateway.front_door.decompression import decompress
+from sluice.gateway.front_door.decompression import DecompressedTooLarge, decompress
 from sluice.gateway.http.compression import UnsupportedEncoding, accepted_encoding, compress, is_encoded
 from sluice.models.errors import RequestError
 
@@ -82,3 +82,15 @@ def test_a_bomb_takes_no_more_memory_than_the_limit() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 * limit
     finally:
         tracemalloc.stop()
+
+
+def test_an_error_that_is_kept_keeps_nothing_of_what_was_decoded() -> None:
+    body = gzip.compress(bytes(20_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecompressedTooLarge) as kept:
+            decompress(body, 10_000_000)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert kept.value.__traceback__ is not None
