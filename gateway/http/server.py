@@ -112,6 +112,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         # Most of what is read are requests with a known head, which nothing here handles.
         self.data_received = self.turns.data_received  # type: ignore[method-assign]
+        self.url = b""
         self._route = route
         self._access = access
         self._restrictions = restrictions

@@ -80,8 +80,19 @@ def last_reply(served: InstantGateway, *parts: bytes) -> Reply:
             400,
         ),
         ([message("POST", PATH, b"{", b"}")[:-2], *(70 * [b"t: " + KIB * b"a" + b"\r\n"])], 400),
+        ([70 * KIB * b"\r\n"], 431),
     ],
-    ids=["target", "endless target", "header", "endless header", "headers", "lines", "chunk extension", "trailers"],
+    ids=[
+        "target",
+        "endless target",
+        "header",
+        "endless header",
+        "headers",
+        "lines",
+        "chunk extension",
+        "trailers",
+        "empty",
+    ],
 )
 def test_a_head_that_is_too_large_is_refused(served: InstantGateway, parts: list[bytes], status: int) -> None:
     assert last_reply(served, *parts).status == status
